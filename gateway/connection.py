@@ -1,0 +1,80 @@
+"""What a handler may want of a client's connection: its body, and to know when it is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from litestar import Request
+from litestar.types import Receive
+
+from gateway.errors import ApiError, TooLarge
+
+T = TypeVar("T")
+
+
+class ClientGone(ApiError):
+    """The client left before its answer; nobody reads this error, but a log line may."""
+
+    status, type, code = 499, "invalid_request_error", "client_closed_request"
+
+    def __init__(self) -> None:
+        super().__init__("The client closed the connection.")
+
+
+async def chunks(request: Request[Any, Any, Any], bytes_max: int) -> AsyncIterator[bytes]:
+    """The body as it arrives, nothing kept. Raises TooLarge past `bytes_max`, and ClientGone."""
+    _refuse_longer(request, bytes_max)
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        size += len(message["body"])
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        if message["body"]:
+            yield message["body"]
+        more = message["more_body"]
+
+
+async def read_body(request: Request[Any, Any, Any], bytes_max: int) -> bytes:
+    """The whole body. Raises TooLarge before more than `bytes_max` are kept, and ClientGone."""
+    return b"".join([chunk async for chunk in chunks(request, bytes_max)])
+
+
+def _refuse_longer(request: Request[Any, Any, Any], bytes_max: int) -> None:
+    """Raise TooLarge if the request says itself that its body is longer."""
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length[:20]) > bytes_max:
+        raise _too_large(bytes_max)
+
+
+def _too_large(bytes_max: int) -> TooLarge:
+    return TooLarge(f"The request body is larger than the {bytes_max} bytes that are read here.")
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Do `work`, but cancel it as soon as the client leaves, and then raise ClientGone.
+
+    The body must have been read: the next message from `receive` can only be the disconnect.
+    Litestar by itself lets a handler go on when nobody waits for it any more.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, watching):
+            if not task.done():
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,1 @@
+"""The ops of a forward pass, over the page pool. `reference` is their definition."""

@@ -1,0 +1,54 @@
+"""The worker's loop: take commands, run an iteration, send what it had to say."""
+
+import logging
+from collections.abc import Callable
+
+from gateway.engine.engine import Engine
+from gateway.engine.messages import (
+    Cancel,
+    Command,
+    Event,
+    Events,
+    Failed,
+    GetStats,
+    Shutdown,
+    Submit,
+    Unload,
+)
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    engine: Engine, receive: Callable[[bool], list[Command]], send: Callable[[Events], None]
+) -> None:
+    """Serve until `Shutdown`. `receive(wait)` gives the commands that have come; with `wait` it
+    blocks until there is one or the engine's `wake` was called."""
+    while True:
+        events: list[Event] = []
+        for command in receive(not engine.busy):
+            if isinstance(command, Shutdown):
+                return
+            events += _obey(engine, command)
+        events += engine.step()
+        if events:
+            send(Events(events))
+
+
+def _obey(engine: Engine, command: Command) -> list[Event]:
+    match command:
+        case Submit():
+            try:
+                return engine.submit(command)
+            except AssertionError:  # a request that the client should not have let through
+                log.exception("request %s refused", command.request_id)
+                return [Failed(command.request_id, "internal", "the engine refused the request")]
+        case Cancel():
+            engine.scheduler.cancel(command.request_id)
+        case Unload():
+            engine.pager.unload(command.digest)
+        case GetStats():
+            return [engine.stats(command.query_id)]
+        case Shutdown():
+            pass
+    return []

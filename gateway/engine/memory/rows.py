@@ -1,0 +1,169 @@
+"""Where each rank row of an adapter lies: the layout of its pages.
+
+An adapter's matrices are stored as *rank rows*. Rank row r of a target module is A[r]
+(in_features elements) and, elsewhere, column r of B (out_features elements): B is kept
+transposed, so any rank packs tightly. Rows follow one another in an adapter's own sequence of
+pages; a row never straddles two pages. Nothing is padded to a largest rank (S-LoRA, section 4,
+stores one row per KV cell, which breaks where KV rows and adapter rows differ in length).
+
+Targets that read the same input share one shrink pass, so their A rows lie together:
+
+    group qkv, layer 0:   A: q0 q1 … k0 k1 … v0 v1 …   B: q0 q1 …   k0 k1 …   v0 v1 …
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+TARGETS = tuple(target for targets in GROUPS.values() for target in targets)
+
+
+class RowLayoutError(ValueError):
+    """A row is longer than a page, so this adapter can't be stored in this pool."""
+
+
+class Run(NamedTuple):
+    """Consecutive rows within one page."""
+
+    page: int
+    """Index into the adapter's own pages, not into the pool."""
+    offset: int
+    """Elements from the start of the page."""
+    rows: int
+
+
+class Rows(NamedTuple):
+    """One stored matrix of `sum(run.rows)` rows of `width` elements."""
+
+    width: int
+    runs: tuple[Run, ...]
+
+
+class Expand(NamedTuple):
+    """Bᵀ of one target: which part of the rank intermediate it reads, which columns it adds to."""
+
+    target: str
+    ranks: slice
+    columns: slice
+    rows: Rows
+
+
+class GroupRows(NamedTuple):
+    """All rank rows of one layer's group of targets."""
+
+    rank: int
+    """Sum of the ranks of the group's targets."""
+    scales: tuple[float, ...]
+    """One scale per rank row; it multiplies the rank intermediate."""
+    shrink: Rows
+    expand: tuple[Expand, ...]
+
+
+class TargetRank(NamedTuple):
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Layout of one adapter in pages of `page_elements` elements."""
+
+    pages: int
+    groups: Mapping[tuple[int, str], GroupRows]
+    """By (layer, group); a group without adapted targets is absent."""
+    elements: int
+    """Elements that carry weights; the rest of the pages is unused."""
+
+    @classmethod
+    def plan(
+        cls,
+        ranks: Mapping[tuple[int, str], TargetRank],
+        projections: Mapping[str, tuple[int, int]],
+        page_elements: int,
+    ) -> "RowLayout":
+        """Lay out an adapter with these ranks by (layer, target).
+
+        `projections` gives (out_features, in_features) of every target. Raises RowLayoutError.
+        """
+        cursor = _Cursor(page_elements)
+        groups: dict[tuple[int, str], GroupRows] = {}
+        for layer in sorted({layer for layer, _ in ranks}):
+            for group in GROUPS:
+                present = list(_present(ranks, projections, layer, group))
+                if present:
+                    groups[layer, group] = _group(present, projections, cursor)
+        return cls(pages=cursor.pages, groups=groups, elements=cursor.elements)
+
+
+class _Present(NamedTuple):
+    target: str
+    rank: int
+    scale: float
+    columns: slice
+
+
+class _Cursor:
+    """Hands out space row by row."""
+
+    def __init__(self, page_elements: int) -> None:
+        self._page_elements = page_elements
+        self._page = 0
+        self._offset = 0
+        self.elements = 0
+
+    @property
+    def pages(self) -> int:
+        return self._page + (self._offset > 0)
+
+    def rows(self, count: int, width: int) -> Rows:
+        if width > self._page_elements:
+            raise RowLayoutError(
+                f"a row of {width} elements does not fit a page of {self._page_elements}; "
+                "raise engine.block_tokens"
+            )
+        runs: list[Run] = []
+        self.elements += count * width
+        while count:
+            fitting = min(count, (self._page_elements - self._offset) // width)
+            if fitting:
+                runs.append(Run(self._page, self._offset, fitting))
+                self._offset += fitting * width
+                count -= fitting
+            else:
+                self._page, self._offset = self._page + 1, 0
+        return Rows(width, tuple(runs))
+
+
+def _present(
+    ranks: Mapping[tuple[int, str], TargetRank],
+    projections: Mapping[str, tuple[int, int]],
+    layer: int,
+    group: str,
+) -> Iterator[_Present]:
+    column = 0
+    for target in GROUPS[group]:
+        width = projections[target][0]
+        if (layer, target) in ranks:
+            rank, scale = ranks[layer, target]
+            yield _Present(target, rank, scale, slice(column, column + width))
+        column += width
+
+
+def _group(
+    present: list[_Present], projections: Mapping[str, tuple[int, int]], cursor: _Cursor
+) -> GroupRows:
+    rank = sum(item.rank for item in present)
+    shrink = cursor.rows(rank, projections[present[0].target][1])
+    expand, row = [], 0
+    for item in present:
+        rows = cursor.rows(item.rank, projections[item.target][0])
+        expand.append(Expand(item.target, slice(row, row + item.rank), item.columns, rows))
+        row += item.rank
+    scales = tuple(item.scale for item in present for _ in range(item.rank))
+    return GroupRows(rank, scales, shrink, tuple(expand))

@@ -1,0 +1,217 @@
+"""Everything that crosses the border between the gateway and an engine worker.
+
+Frozen structs, sent as MessagePack. This module needs nothing but msgspec, so that the HTTP side
+can import it without torch. Requests flow to the worker as one `Command`, answers come back as an
+`Events` batch: one message per engine iteration, however many requests moved in it.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+# --- settings the worker starts with -----------------------------------------------------------
+
+
+class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How one engine runs. Bytes are MiB, lengths are tokens."""
+
+    model: str = ""
+    """Base model: a Hugging Face folder or a GGUF file."""
+    name: str = ""
+    """Model id that clients use for the bare base model; empty: the file or folder name."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` is CUDA where PyTorch finds a GPU."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Weights, KV and adapters. `auto` is float32 on CPU and bfloat16 on CUDA."""
+    threads: int = 0
+    """CPU threads of the engine; 0: all cores that the process may use."""
+    pool_mib: int = 1024
+    """Size of the one page pool that holds KV and adapters."""
+    block_tokens: int = 16
+    """Tokens of one KV block, which is one page of the pool."""
+    context_tokens: int = 0
+    """Longest prompt plus output; 0: what the model was trained for."""
+    step_tokens: int = 256
+    """Token budget of one iteration: decodes first, prefill chunks fill the rest."""
+    running_max: int = 64
+    """Sequences in one iteration at most."""
+    waiting_max: int = 1024
+    """Requests queued at most; beyond it the engine answers `overloaded`."""
+    host_adapters_mib: int = 1024
+    """Host memory for adapters kept ready in page format."""
+
+
+# --- to the worker ------------------------------------------------------------------------------
+
+
+class AdapterRef(Struct, frozen=True):
+    """An immutable adapter version: what to compute with, and where its bytes lie."""
+
+    digest: str
+    folder: str
+    """Folder made by the adapter store: `MANIFEST_FILE` and `WEIGHTS_FILE`; never a client's path."""
+
+
+MANIFEST_FILE = "manifest.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+class TargetWeights(Struct, frozen=True):
+    """One adapted projection of one layer: y += scale · B(A x)."""
+
+    layer: int
+    target: str
+    """`q_proj`, `k_proj`, … `down_proj`."""
+    rank: int
+    scale: float
+    """Resolved once at upload (alpha, rsLoRA and patterns), never again from alpha and rank."""
+    a: str
+    """Tensor name in the weights file, shape (rank, in_features)."""
+    b: str
+    """Tensor name in the weights file, shape (out_features, rank)."""
+
+
+class AdapterManifest(Struct, frozen=True):
+    """What the upload found in a PEFT folder, stored beside its weights for the engine."""
+
+    weights_sha256: str
+    targets: list[TargetWeights]
+
+
+class Sampling(Struct, frozen=True):
+    """How the next token is chosen. Temperature 0 is greedy, and the rest is then unused."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    """One request: a prompt, already tokenized, and how to continue it."""
+
+    request_id: str
+    prompt: list[int]
+    max_tokens: int
+    sampling: Sampling
+    adapter: AdapterRef | None = None
+    stop_token_ids: list[int] = []
+    """Tokens that end the answer; they are not part of it."""
+    fairness_key: str = ""
+    """Opaque to the engine: requests of one key share one turn."""
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Forget a request; its pages are free after the running iteration. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class Unload(Struct, frozen=True, tag="unload"):
+    """Drop an adapter version from every tier as soon as no running request uses it."""
+
+    digest: str
+
+
+class GetStats(Struct, frozen=True, tag="get_stats"):
+    query_id: str
+
+
+class Shutdown(Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+Command = Submit | Cancel | Unload | GetStats | Shutdown
+
+# --- from the worker ----------------------------------------------------------------------------
+
+FailureCode = Literal[
+    "prompt_too_long",  # prompt alone does not fit the context or the pool
+    "adapter_failed",  # the adapter could not be loaded; detail says why
+    "not_finite",  # the adapter's or the model's numbers overflowed
+    "overloaded",  # the queue is full
+    "engine_lost",  # the worker died or is not there (said by the client, not the worker)
+    "internal",
+]
+
+
+class ModelInfo(Struct, frozen=True):
+    """What the HTTP side must know of the base model, sent once when the worker is ready."""
+
+    digest: str
+    name: str
+    model_path: str
+    architecture: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    context_tokens: int
+    eos_token_ids: list[int]
+    projections: dict[str, tuple[int, int]]
+    """Target module (`q_proj`, …) → (out_features, in_features), the same in every layer."""
+    dtype: str
+    device: str
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    info: ModelInfo
+
+
+class StartFailed(Struct, frozen=True, tag="start_failed"):
+    """The worker can't serve with these settings, and trying again would not change that."""
+
+    detail: str
+
+
+class Tokens(Struct, frozen=True, tag="tokens"):
+    """New tokens of one request, in order."""
+
+    request_id: str
+    ids: list[int]
+
+
+class Finished(Struct, frozen=True, tag="finished"):
+    request_id: str
+    reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    request_id: str
+    code: FailureCode
+    detail: str
+
+
+class Stats(Struct, frozen=True, tag="stats"):
+    """A snapshot between two iterations."""
+
+    query_id: str
+    pages_total: int
+    pages_free: int
+    pages_kv: int
+    pages_adapters: int
+    running: int
+    waiting: int
+    iterations: int
+    prefill_tokens: int
+    decode_tokens: int
+    preemptions: int
+    adapters_resident: int
+    adapters_host: int
+    adapter_loads: int
+    """Copies host → pool."""
+    adapter_reads: int
+    """Reads store → host."""
+    batch_adapters_max: int
+    """Most distinct adapters seen in one forward pass."""
+
+
+Event = Ready | StartFailed | Tokens | Finished | Failed | Stats
+
+
+class Events(Struct, frozen=True):
+    """All that one iteration has to say."""
+
+    events: list[Event]

@@ -1,0 +1,72 @@
+"""One iteration's input as flat tensors: no padding anywhere (prepacking, arXiv 2404.09529).
+
+The tokens of all slices lie one after another; positions, pages and adapters say which is whose.
+T tokens, S sequences whose next token is to be chosen.
+"""
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from gateway.engine.kernels.segments import AttentionSpan, LoraSegment
+from gateway.engine.scheduling.plan import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    tokens_T: Tensor
+    positions_T: Tensor
+    page_T: Tensor
+    """Pool page that takes each token's KV."""
+    slot_T: Tensor
+    """Its place within that page."""
+    spans: list[AttentionSpan]
+    lora: list[LoraSegment]
+    """One per distinct adapter; tokens without an adapter are in none."""
+    last_S: Tensor
+    """Index of the last token of each sampling slice, in slice order."""
+
+    @classmethod
+    def pack(cls, slices: list[Slice], block_tokens: int, device: str) -> "Batch":
+        tokens: list[int] = []
+        positions: list[int] = []
+        pages: list[int] = []
+        spans: list[AttentionSpan] = []
+        last: list[int] = []
+        for sequence, count in slices:
+            start, stop = sequence.computed, sequence.computed + count
+            begin = len(tokens)
+            tokens += sequence.tokens[start:stop]
+            positions += range(start, stop)
+            pages += (sequence.pages[position // block_tokens] for position in range(start, stop))
+            used = torch.tensor(sequence.pages[: -(-stop // block_tokens)], device=device)
+            spans.append(AttentionSpan(begin, len(tokens), stop, used))
+            if stop == len(sequence.tokens):
+                last.append(len(tokens) - 1)
+        positions_T = torch.tensor(positions, device=device)
+        return cls(
+            tokens_T=torch.tensor(tokens, device=device),
+            positions_T=positions_T,
+            page_T=torch.tensor(pages, device=device),
+            slot_T=positions_T % block_tokens,
+            spans=spans,
+            lora=_segments(slices),
+            last_S=torch.tensor(last, dtype=torch.long, device=device),
+        )
+
+
+def _segments(slices: list[Slice]) -> list[LoraSegment]:
+    """Runs of tokens with the same adapter; the plan has put them side by side."""
+    segments: list[LoraSegment] = []
+    start = 0
+    for digest, group in groupby(slices, key=lambda item: item.sequence.digest):
+        members = list(group)
+        stop = start + sum(item.count for item in members)
+        adapter = members[0].sequence.adapter
+        if digest is not None:
+            assert adapter is not None, f"adapter {digest} runs without a lease"
+            segments.append(LoraSegment(start, stop, adapter.layout, adapter.pages))
+        start = stop
+    return segments

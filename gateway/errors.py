@@ -1,0 +1,119 @@
+"""The error tree. Each error knows its HTTP status and OpenAI's `type` and `code`.
+
+Raise one of these anywhere on the HTTP side; `gateway.rendering` turns it into OpenAI's error
+object. The message tells the reader what to change, and never holds a secret or another tenant's
+name. This module imports nothing, so that the shell and the file checks can use it too.
+"""
+
+
+class ApiError(Exception):
+    status = 500
+    type = "server_error"
+    code: str | None = "server_error"
+    retry_after_s: float | None = None
+    """When to try again; None: only a change of the request would help."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
+
+    def headers(self) -> dict[str, str]:
+        """Retry advice. OpenAI's clients retry 408, 409, 429 and 5xx unless told not to."""
+        if self.retry_after_s is not None:
+            return {"retry-after": str(max(1, round(self.retry_after_s)))}
+        return {"x-should-retry": "false"} if self.status in (408, 409, 429) else {}
+
+    def body(self) -> dict[str, object]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.type,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+class InvalidRequest(ApiError):
+    status, type, code = 400, "invalid_request_error", None
+
+
+class InvalidKey(ApiError):
+    status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
+class PermissionDenied(ApiError):
+    status, type, code = 403, "permission_error", "permission_denied"
+
+
+class NotFound(ApiError):
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class ModelNotFound(NotFound):
+    """Also what another tenant's adapter looks like from here."""
+
+    code = "model_not_found"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(
+            f"The model {model[:200]!r} does not exist or you do not have access to it. "
+            "GET /v1/models lists what this key can use.",
+            param="model",
+        )
+
+
+class MethodNotAllowed(ApiError):
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class Conflict(ApiError):
+    status, type, code = 409, "invalid_request_error", "conflict"
+
+
+class TooLarge(ApiError):
+    status, type, code = 413, "invalid_request_error", "request_too_large"
+
+
+class UnsupportedMedia(ApiError):
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class InvalidAdapter(ApiError):
+    """The upload was read, and this adapter cannot be served as PEFT would serve it."""
+
+    status, type, code = 422, "invalid_request_error", "invalid_adapter"
+
+
+class RateLimited(ApiError):
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+
+class Overloaded(ApiError):
+    status, type, code = 503, "overloaded_error", "overloaded"
+    retry_after_s = 2.0
+
+
+class EngineUnavailable(ApiError):
+    status, type, code = 503, "overloaded_error", "engine_unavailable"
+    retry_after_s = 2.0
+
+
+class DatabaseUnavailable(ApiError):
+    status, type, code = 503, "overloaded_error", "database_unavailable"
+    retry_after_s = 2.0

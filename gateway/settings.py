@@ -1,0 +1,135 @@
+"""All settings: one frozen tree, read once from `loragate.toml` and the environment.
+
+Environment wins over the file. A variable names its place in the tree with double underscores,
+`LORAGATE_ENGINE__POOL_MIB=2048`; what an operator swaps most has a short name as well.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from gateway.engine.messages import EngineSettings
+
+PREFIX = "LORAGATE_"
+SHORT_NAMES = {
+    "DATABASE_URL": ("database", "url"),
+    "ADAPTER_STORE": ("adapters", "store"),
+    "LORAGATE_MODEL": ("engine", "model"),
+}
+
+
+class SettingsError(Exception):
+    """The configuration cannot be used; the message names the setting and the fault."""
+
+
+class Secret:
+    """A string that never shows itself in a log, an error or a `repr`."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        return self._value
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    __str__ = __repr__
+
+
+class Server(Struct, frozen=True, forbid_unknown_fields=True):
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` for every network this machine is in."""
+    port: int = 8080
+    """TCP port to listen on."""
+    body_bytes_max: int = 4 * 2**20
+    """Largest JSON body."""
+    drain_s: float = 20.0
+    """How long running streams may finish after a stop signal."""
+    first_token_s_max: float = 300.0
+    """A request that has waited this long for its first token is given up with 503."""
+
+
+class Database(Struct, frozen=True, forbid_unknown_fields=True):
+    url: Secret = field(default_factory=lambda: Secret(""))
+    """SQLAlchemy URL, `sqlite:///…` or `postgresql://…`; empty: a SQLite file in `data_dir`."""
+    pool_size: int = 10
+    """Connections kept to PostgreSQL by this process."""
+
+
+class Adapters(Struct, frozen=True, forbid_unknown_fields=True):
+    store: str = ""
+    """Folder of the adapter store; empty: `adapters` in `data_dir`."""
+    upload_bytes_max: int = 512 * 2**20
+    """Largest adapter file."""
+    tenant_adapters_max: int = 1000
+    """Adapters one tenant may keep."""
+
+
+class Keys(Struct, frozen=True, forbid_unknown_fields=True):
+    pepper: Secret = field(default_factory=lambda: Secret(""))
+    """Secret under which API keys are hashed; empty: made once and kept in `data_dir`."""
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    data_dir: Path = Path(".loragate")
+    """Everything the embedded default stores: database, adapters, pepper."""
+    server: Server = field(default_factory=Server)
+    database: Database = field(default_factory=Database)
+    adapters: Adapters = field(default_factory=Adapters)
+    keys: Keys = field(default_factory=Keys)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+
+def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the file (default `loragate.toml`, if it is there), then the environment over it.
+
+    Raises SettingsError naming the setting that cannot be used.
+    """
+    environ = os.environ if environ is None else environ
+    tree = _read_file(file)
+    for name, value in environ.items():
+        path: tuple[str, ...] | None = SHORT_NAMES.get(name)
+        if path is None and name.startswith(PREFIX):
+            path = tuple(name.removeprefix(PREFIX).lower().split("__"))
+        if path is not None:
+            _put(tree, path, value)
+    try:
+        return msgspec.convert(tree, Settings, strict=False, dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{error}. See docs/configuration.md.") from None
+
+
+def _read_file(file: Path | None) -> dict[str, Any]:
+    path = file or Path("loragate.toml")
+    if file is None and not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], value: str) -> None:
+    *parents, last = path
+    for name in parents:
+        tree = tree.setdefault(name, {})
+    tree[last] = value
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Secret and isinstance(value, str):
+        return Secret(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    raise TypeError(f"expected {kind.__name__}")

@@ -1,0 +1,159 @@
+"""The reference ops against the plainest float64 formulation there is, on random ragged shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gateway.engine.kernels import reference
+from gateway.engine.kernels.segments import AttentionSpan, LoraSegment
+from gateway.engine.memory.buffer import KvShape, PageBuffer, store
+from gateway.engine.memory.rows import GROUPS, RowLayout, TargetRank
+
+BLOCK, KV_HEADS, HEAD_DIM = 4, 2, 8
+SHAPE = KvShape(layers=2, block_tokens=BLOCK, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+lengths = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=lengths,
+    group=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, 1, 5]),
+    seed=st.integers(0, 99),
+)
+def test_paged_attention_equals_contiguous_attention(
+    lengths: list[tuple[int, int]], group: int, window: int | None, seed: int
+):
+    """Each sequence has `past` tokens in its pages and computes `new` more."""
+    generator = torch.Generator().manual_seed(seed)
+    heads = KV_HEADS * group
+    total = sum(new for _, new in lengths)
+    pages_needed = [-(-(past + new) // BLOCK) for past, new in lengths]
+    buffer = PageBuffer(sum(pages_needed) + 2, SHAPE, torch.float64, "cpu")
+    buffer.pages_NP.fill_(torch.nan)  # what no sequence wrote must never be read
+    free = torch.randperm(sum(pages_needed) + 2, generator=generator).tolist()
+    q_THE = torch.randn(total, heads, HEAD_DIM, generator=generator, dtype=torch.float64)
+    spans, expected, start = [], [], 0
+    for (past, new), count in zip(lengths, pages_needed, strict=True):
+        pages = torch.tensor([free.pop() for _ in range(count)])
+        kv = torch.randn(
+            2, past + new, KV_HEADS, HEAD_DIM, generator=generator, dtype=torch.float64
+        )
+        position = torch.arange(past + new)
+        reference.write_kv(
+            kv[0], kv[1], buffer.kv_layers[1], pages[position // BLOCK], position % BLOCK
+        )
+        spans.append(AttentionSpan(start, start + new, past + new, pages))
+        expected.append(_attention(q_THE[start : start + new], kv[0], kv[1], window))
+        start += new
+    out_THE = reference.paged_attention(q_THE, buffer.kv_layers[1], spans, 0.3, window)
+    torch.testing.assert_close(out_THE, torch.cat(expected), atol=1e-12, rtol=0)
+    assert buffer.kv_layers[0].isnan().all()
+
+
+def _attention(q_THE: Tensor, k_LKE: Tensor, v_LKE: Tensor, window: int | None) -> Tensor:
+    """One query position and head at a time."""
+    count, context = len(q_THE), len(k_LKE)
+    out_THE = torch.empty_like(q_THE)
+    for t in range(count):
+        position = context - count + t
+        first = 0 if window is None else max(0, position - window + 1)
+        for head in range(q_THE.shape[1]):
+            kv_head = head // (q_THE.shape[1] // KV_HEADS)
+            scores = 0.3 * k_LKE[first : position + 1, kv_head] @ q_THE[t, head]
+            out_THE[t, head] = scores.softmax(0) @ v_LKE[first : position + 1, kv_head]
+    return out_THE
+
+
+PROJECTIONS = {
+    "q_proj": (24, 16),
+    "k_proj": (8, 16),
+    "v_proj": (8, 16),
+    "o_proj": (16, 24),
+    "gate_proj": (40, 16),
+    "up_proj": (40, 16),
+    "down_proj": (16, 40),
+}
+adapter_ranks = st.dictionaries(
+    st.sampled_from(sorted(PROJECTIONS)),
+    st.builds(TargetRank, st.sampled_from([1, 3, 4, 12, 40]), st.sampled_from([0.5, 2.0])),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    adapters=st.lists(st.tuples(adapter_ranks, st.integers(1, 5)), min_size=1, max_size=4),
+    base_tokens=st.integers(0, 3),
+    group=st.sampled_from(sorted(GROUPS)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_lora_adds_each_adapters_product_to_its_own_tokens(
+    adapters: list[tuple[dict[str, TargetRank], int]],
+    base_tokens: int,
+    group: str,
+    dtype: torch.dtype,
+    seed: int,
+):
+    """Ranks, targets and tokens differ by adapter; the first tokens have none."""
+    generator = torch.Generator().manual_seed(seed)
+    page_elements = 128
+    total = base_tokens + sum(count for _, count in adapters)
+    in_features = PROJECTIONS[GROUPS[group][0]][1]
+    x_TD = torch.randn(total, in_features, generator=generator).to(dtype)
+    out_features = sum(PROJECTIONS[target][0] for target in GROUPS[group])
+    y_TC = torch.randn(total, out_features, generator=generator).to(dtype)
+    expected = y_TC.double()
+    pages_NP = torch.full((400, page_elements), torch.nan, dtype=dtype)
+    free = torch.randperm(400, generator=generator).tolist()
+    segments, start = [], base_tokens
+    for targets, count in adapters:
+        layout = RowLayout.plan(
+            {(1, target): item for target, item in targets.items()}, PROJECTIONS, page_elements
+        )
+        pages = [free.pop() for _ in range(layout.pages)]
+        tokens = slice(start, start + count)
+        for rows in layout.groups.values():
+            a_RD = torch.randn(rows.rank, rows.shrink.width, generator=generator).to(dtype)
+            store(pages_NP, pages, rows.shrink, a_RD)
+            for part in rows.expand:
+                b_RC = torch.randn(
+                    part.ranks.stop - part.ranks.start, part.rows.width, generator=generator
+                ).to(dtype)
+                store(pages_NP, pages, part.rows, b_RC)
+                if part.target in GROUPS[group]:
+                    h = x_TD[tokens].double() @ a_RD[part.ranks].double().T
+                    expected[tokens, part.columns] += targets[part.target].scale * (
+                        h @ b_RC.double()
+                    )
+        segments.append(LoraSegment(start, start + count, layout, pages))
+        start += count
+    base_before = y_TC[:base_tokens].clone()
+    shrunk = reference.lora_shrink(x_TD, pages_NP, segments, 1, group)
+    assert all(h is None or h.dtype == torch.float32 for h in shrunk)
+    reference.lora_expand(shrunk, pages_NP, segments, 1, group, y_TC)
+    assert torch.equal(y_TC[:base_tokens], base_before)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(y_TC.double(), expected, atol=tolerance * 10, rtol=tolerance)
+
+
+def test_rms_norm_is_computed_in_float32():
+    x = torch.tensor([[300.0, -400.0]], dtype=torch.float16)  # squares overflow float16
+    weight = torch.tensor([1.0, 2.0], dtype=torch.float16)
+    out = reference.rms_norm(x, weight, 1e-6)
+    root = (125000.0) ** 0.5
+    expected = torch.tensor([[300 / root, -800 / root]])
+    torch.testing.assert_close(out.float(), expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("head_dim", [2, 8, 64])
+def test_rotate_turns_pairs_of_half_heads(head_dim: int):
+    angles = torch.rand(5, head_dim // 2, dtype=torch.float64) * 6
+    both = torch.cat((angles, angles), dim=-1)
+    x = torch.randn(5, 3, head_dim, dtype=torch.float64)
+    turned = reference.rotate(x, both.cos(), both.sin())
+    half = head_dim // 2
+    as_complex = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angles)[:, None]
+    torch.testing.assert_close(turned, torch.cat((as_complex.real, as_complex.imag), dim=-1))
