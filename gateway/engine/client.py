@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from gateway.engine.messages import (
     Cancel,
@@ -49,6 +49,7 @@ class TokenStream(Protocol):
     async def __anext__(self) -> Tokens | Finished: ...
 
 
+@runtime_checkable  # the HTTP framework checks what it injects
 class Engine(Protocol):
     async def start(self) -> None:
         """Begin to load. Returns at once; `wait_ready` waits for the end of it."""

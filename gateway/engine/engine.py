@@ -36,7 +36,7 @@ class Engine:
             loaded = loaded.to(self.device)
         limits = _limits(settings, config)
         shape = KvShape(config.layers, settings.block_tokens, config.kv_heads, config.head_dim)
-        pages = PageBuffer.pages_in(settings.pool_mib * 2**20, shape, dtype)
+        pages = PageBuffer.pages_in(int(settings.pool_mib * 2**20), shape, dtype)
         if pages < 2:
             raise ModelError(f"engine.pool_mib = {settings.pool_mib} holds {pages} pages; raise it")
         buffer = PageBuffer(pages, shape, dtype, self.device)

@@ -25,7 +25,7 @@ class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights, KV and adapters. `auto` is float32 on CPU and bfloat16 on CUDA."""
     threads: int = 0
     """CPU threads of the engine; 0: all cores that the process may use."""
-    pool_mib: int = 1024
+    pool_mib: float = 1024
     """Size of the one page pool that holds KV and adapters."""
     block_tokens: int = 16
     """Tokens of one KV block, which is one page of the pool."""

@@ -61,6 +61,7 @@ class GgufFile:
         # Quantised values of a strange file may overflow float32; the result is then infinite.
         with np.errstate(over="ignore", invalid="ignore"):
             values = quants.dequantize(packed, tensor.kind)
+        # For the float32 type it is a view of the file; the caller gets memory of its own.
         return np.array(values, dtype=np.float32).reshape(count, width)
 
     def close(self) -> None:
