@@ -1,0 +1,143 @@
+"""The engine as a child process: the border, its failures and its restarts."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.engine.client import EngineFailure
+from gateway.engine.local import LocalEngine
+from gateway.engine.messages import EngineSettings, Finished, Sampling, Submit, Tokens
+from gateway.engine.process import ProcessEngine
+from tests.engine.tiny import CONFIGS, save_model
+
+GREEDY = Sampling(temperature=0)
+Client = ProcessEngine | LocalEngine
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> EngineSettings:
+    folder = tmp_path_factory.mktemp("model")
+    save_model(CONFIGS["llama"], folder)
+    return EngineSettings(model=str(folder), pool_mib=1, block_tokens=4, threads=1)
+
+
+@contextlib.asynccontextmanager
+async def running(engine: Client) -> AsyncIterator[Client]:
+    await engine.start()
+    try:
+        await asyncio.wait_for(engine.wait_ready(), 60)
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def collect(engine: Client, request: Submit) -> tuple[list[int], Finished]:
+    tokens: list[int] = []
+    async with engine.submit(request) as stream:
+        async for event in stream:
+            if isinstance(event, Finished):
+                return tokens, event
+            tokens += event.ids
+    raise AssertionError("a stream ended without Finished")
+
+
+async def until_idle(engine: Client) -> None:
+    """Cancels travel behind the streams; one query later they have arrived."""
+    stats = await engine.stats()
+    assert (stats.running, stats.waiting, stats.pages_free) == (0, 0, stats.pages_total)
+
+
+def submit(name: str, length: int = 5, count: int = 20) -> Submit:
+    return Submit(name, list(range(3, 3 + length)), count, GREEDY)
+
+
+async def test_both_borders_give_the_same_answers_to_concurrent_requests(settings: EngineSettings):
+    answers = []
+    for kind in (LocalEngine, ProcessEngine):
+        async with running(kind(settings)) as engine:
+            requests = [submit(str(i), length=3 + i % 4) for i in range(40)]
+            answers.append(await asyncio.gather(*(collect(engine, r) for r in requests)))
+            await until_idle(engine)
+    assert answers[0] == answers[1]
+    assert all(end.completion_tokens == len(tokens) == 20 for tokens, end in answers[0])
+
+
+async def test_leaving_a_stream_early_frees_its_pages(settings: EngineSettings):
+    async with running(ProcessEngine(settings)) as engine:
+        async with engine.submit(submit("a", count=500)) as stream:
+            assert isinstance(await anext(stream), Tokens)
+            assert (await engine.stats()).running == 1
+        await until_idle(engine)
+
+
+async def test_a_cancelled_task_frees_its_pages(settings: EngineSettings):
+    async with running(ProcessEngine(settings)) as engine:
+        task = asyncio.create_task(collect(engine, submit("a", count=500)))
+        while (await engine.stats()).running == 0:
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await until_idle(engine)
+
+
+async def test_a_killed_worker_fails_what_runs_and_is_replaced(settings: EngineSettings):
+    async with running(ProcessEngine(settings)) as engine:
+        assert isinstance(engine, ProcessEngine)
+        before = await collect(engine, submit("before"))
+        streams = [
+            asyncio.create_task(collect(engine, submit(str(i), count=500))) for i in range(3)
+        ]
+        while (await engine.stats()).running < 3:
+            await asyncio.sleep(0.01)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        for stream in streams:
+            with pytest.raises(EngineFailure) as failure:
+                await asyncio.wait_for(stream, 10)
+            assert failure.value.code == "engine_lost"
+        with pytest.raises(EngineFailure, match="loading its model"):
+            await engine.stats()
+        await asyncio.wait_for(engine.wait_ready(), 60)
+        assert await collect(engine, submit("before")) == before
+        assert engine.starts == 2
+
+
+@pytest.mark.parametrize("kind", [LocalEngine, ProcessEngine])
+async def test_a_model_that_is_not_there_is_said_and_not_retried(kind: type[Client], tmp_path: Path):
+    engine = kind(EngineSettings(model=str(tmp_path / "nothing")))
+    await engine.start()
+    with pytest.raises(EngineFailure, match="nothing"):
+        await asyncio.wait_for(engine.wait_ready(), 60)
+    with pytest.raises(EngineFailure, match="nothing"):
+        await engine.stats()
+    await engine.close()
+    if isinstance(engine, ProcessEngine):
+        assert engine.starts == 1
+
+
+async def test_the_worker_ends_with_its_parent(settings: EngineSettings):
+    """A gateway that is killed leaves no engine behind: its end of stdin closes."""
+    engine = ProcessEngine(settings)
+    async with running(engine):
+        child = engine._child
+        assert child is not None
+        assert child.stdin is not None
+        child.stdin.close()
+        assert await asyncio.wait_for(child.wait(), 10) == 0
+
+
+async def test_nothing_is_left_after_close(settings: EngineSettings):
+    engine = ProcessEngine(settings)
+    async with running(engine):
+        pid = engine.pid
+        folder = engine._folder
+        assert folder.stat().st_mode & 0o077 == 0
+    assert pid is not None
+    assert not folder.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
