@@ -179,7 +179,9 @@ requests = st.lists(
 
 
 @settings(deadline=None, max_examples=40)
-@given(requests=requests, pages=st.sampled_from([60, 90, 200]), step_tokens=st.sampled_from([8, 64]))
+@given(
+    requests=requests, pages=st.sampled_from([60, 90, 200]), step_tokens=st.sampled_from([8, 64])
+)
 def test_no_schedule_changes_an_answer(
     world: World,
     requests: list[tuple[int, int, int, int, bool]],

@@ -108,7 +108,9 @@ async def test_a_killed_worker_fails_what_runs_and_is_replaced(settings: EngineS
 
 
 @pytest.mark.parametrize("kind", [LocalEngine, ProcessEngine])
-async def test_a_model_that_is_not_there_is_said_and_not_retried(kind: type[Client], tmp_path: Path):
+async def test_a_model_that_is_not_there_is_said_and_not_retried(
+    kind: type[Client], tmp_path: Path
+):
     engine = kind(EngineSettings(model=str(tmp_path / "nothing")))
     await engine.start()
     with pytest.raises(EngineFailure, match="nothing"):

@@ -72,4 +72,6 @@ def test_a_row_longer_than_a_page_is_refused():
 
 
 def test_every_target_is_in_one_group():
-    assert sorted(target for targets in GROUPS.values() for target in targets) == sorted(PROJECTIONS)
+    assert sorted(target for targets in GROUPS.values() for target in targets) == sorted(
+        PROJECTIONS
+    )

@@ -50,7 +50,8 @@ def tiny_model(architecture: str, **changes: Any) -> Any:
     }
     config = AutoConfig.for_model(architecture, **(settings | changes))
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config)
+    make: Any = AutoModelForCausalLM.from_config  # not annotated in transformers
+    model = make(config)
     with torch.no_grad():
         for parameter in model.parameters():  # norms and biases start out all equal
             parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -101,7 +102,14 @@ def gguf_metadata(config: Any, architecture: str) -> dict[str, Any]:
         key("attention.layer_norm_rms_epsilon"): config.rms_norm_eps,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": ["<unk>", "<s>", "</s>", *map(chr, range(97, 97 + 26)), "ab", "cd"],
+        "tokenizer.ggml.tokens": [
+            "<unk>",
+            "<s>",
+            "</s>",
+            *map(chr, range(97, 97 + 26)),
+            "ab",
+            "cd",
+        ],
         "tokenizer.ggml.token_type": [3, 3, 3, *[1] * 28],
         "tokenizer.ggml.merges": ["a b", "c d"],
         "tokenizer.ggml.bos_token_id": 1,
