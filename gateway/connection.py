@@ -8,9 +8,12 @@ from typing import Any, TypeVar
 from litestar import Request
 from litestar.types import Receive
 
-from gateway.errors import ApiError, TooLarge
+from gateway.errors import ApiError, InvalidRequest, TooLarge
 
 T = TypeVar("T")
+
+SILENCE_S = 60.0
+"""A body of which nothing comes for so long is given up: its sender would hold a place for ever."""
 
 
 class ClientGone(ApiError):
@@ -23,23 +26,33 @@ class ClientGone(ApiError):
 
 
 async def chunks(request: Request[Any, Any, Any], bytes_max: int) -> AsyncIterator[bytes]:
-    """The body as it arrives, nothing kept. Raises TooLarge past `bytes_max`, and ClientGone."""
+    """The body as it arrives, nothing kept.
+
+    Raises TooLarge past `bytes_max`, InvalidRequest if it stops to arrive, and ClientGone.
+    """
     _refuse_longer(request, bytes_max)
     size, more = 0, True
     while more:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                message = await request.receive()
+        except TimeoutError:
+            raise InvalidRequest(
+                f"The request body is not complete: nothing came for {SILENCE_S:.0f} s."
+            ) from None
+        if message["type"] != "http.request":
             raise ClientGone
-        size += len(message["body"])
+        chunk = message.get("body", b"")
+        size += len(chunk)
         if size > bytes_max:
             raise _too_large(bytes_max)
-        if message["body"]:
-            yield message["body"]
-        more = message["more_body"]
+        if chunk:
+            yield chunk
+        more = message.get("more_body", False)
 
 
 async def read_body(request: Request[Any, Any, Any], bytes_max: int) -> bytes:
-    """The whole body. Raises TooLarge before more than `bytes_max` are kept, and ClientGone."""
+    """The whole body, of which never more than `bytes_max` are kept. Raises as `chunks` does."""
     return b"".join([chunk async for chunk in chunks(request, bytes_max)])
 
 

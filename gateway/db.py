@@ -4,6 +4,7 @@ SQLite for one machine, PostgreSQL for several. Sessions are short: open one for
 commit, close; none is open while an answer streams.
 """
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -15,7 +16,12 @@ from sqlalchemy import DateTime, Dialect, MetaData, TypeDecorator, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import DeclarativeBase
 
 from gateway.errors import DatabaseUnavailable
@@ -104,6 +110,8 @@ def is_lost(error: BaseException) -> bool:
     """Whether a statement failed because the database is away or full, not because it is wrong."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, PoolTimeout | ConnectionError | TimeoutError)
+    if getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:
+        return False  # "no such table" and the like, for which SQLite also says OperationalError
     state = getattr(error.orig, "sqlstate", None) or ""
     return (
         error.connection_invalidated

@@ -17,9 +17,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from gateway.db import CONNECT_S, Database, async_url, is_lost
+from gateway.db import CONNECT_S, async_url, is_lost
 from gateway.errors import DatabaseUnavailable
-from gateway.settings import Settings
+from gateway.settings import Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +27,18 @@ SQLITE_WAIT_S = 120.0
 """How long an upgrade waits for another process's upgrade."""
 
 
-async def open_database(settings: Settings) -> Database:
-    """Make the data folder, upgrade the database, open it."""
-    settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+async def prepare(settings: Settings) -> URL:
+    """Make the data folder and bring the database up to date; returns its URL.
+
+    Raises SettingsError, DatabaseUnavailable.
+    """
     url = async_url(settings.database.url.reveal(), settings.data_dir)
+    try:
+        settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"data_dir: {error}") from None
     await upgrade(url)
-    return Database(url, settings.database.pool_size)
+    return url
 
 
 async def upgrade(url: URL, revision: str = "head") -> None:

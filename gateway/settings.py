@@ -99,15 +99,28 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     environ = os.environ if environ is None else environ
     tree = _read_file(file)
     for name, value in environ.items():
-        path: tuple[str, ...] | None = SHORT_NAMES.get(name)
-        if path is None and name.startswith(PREFIX):
-            path = tuple(name.removeprefix(PREFIX).lower().split("__"))
-        if path is not None:
+        if path := _place(name):
             _put(tree, path, value)
     try:
-        return msgspec.convert(tree, Settings, strict=False, dec_hook=_decode)
+        settings = msgspec.convert(tree, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{error}. See docs/configuration.md.") from None
+    _check_numbers(settings)
+    return settings
+
+
+def _place(variable: str) -> tuple[str, ...]:
+    """Where an environment variable belongs in the tree; () for one that is none of ours.
+
+    Kubernetes puts LORAGATE_PORT, LORAGATE_SERVICE_HOST and more into every container beside a
+    service named loragate: without a double underscore, only our own top-level names count.
+    """
+    if variable in SHORT_NAMES:
+        return SHORT_NAMES[variable]
+    if not variable.startswith(PREFIX):
+        return ()
+    path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
+    return path if len(path) > 1 or path[0] in Settings.__struct_fields__ else ()
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:
@@ -116,7 +129,7 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
         raise SettingsError(f"{path} cannot be read: {error}") from None
 
 
@@ -124,7 +137,32 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: str) -> None:
     *parents, last = path
     for name in parents:
         tree = tree.setdefault(name, {})
+        if not isinstance(tree, dict):
+            raise SettingsError(f"`{name}` holds settings, and is no setting itself.")
     tree[last] = value
+
+
+AT_LEAST_ONE = {
+    "server.body_bytes_max",
+    "server.first_token_s_max",
+    "database.pool_size",
+    "adapters.upload_bytes_max",
+    "engine.pool_mib",
+    "engine.block_tokens",
+    "engine.step_tokens",
+    "engine.running_max",
+    "engine.waiting_max",
+}
+
+
+def _check_numbers(settings: Settings) -> None:
+    for section in ("server", "database", "adapters", "engine"):
+        for name, value in msgspec.structs.asdict(getattr(settings, section)).items():
+            least = 1 if f"{section}.{name}" in AT_LEAST_ONE else 0
+            if isinstance(value, int | float) and not value >= least:
+                raise SettingsError(f"{section}.{name} must be at least {least}, not {value}.")
+    if settings.server.port > 65535:
+        raise SettingsError(f"server.port must be at most 65535, not {settings.server.port}.")
 
 
 def _decode(kind: type, value: object) -> object:

@@ -20,7 +20,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 # What must never be read by whoever reads logs. An API key is cut after the part that isn't secret.
 _KEY = re.compile(r"(lg_sk_(?:[0-9A-Za-z]{10}(?=_))?)[0-9A-Za-z_]+")
-_URL_PASSWORD = re.compile(r"(\w://[^\s/:@\"']*:)[^\s/\"']+(@)")
+_URL_PASSWORD = re.compile(r"(\w://[^\s/:@]*:)\S+(@)")
 
 _QUIET = {
     "alembic": logging.WARNING,  # gateway.migrate says what was done
@@ -41,14 +41,15 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redact(record.getMessage()),
         }
         if current := request_id.get():
             line["request_id"] = current
-        line |= getattr(record, "fields", {})
+        for name, value in getattr(record, "fields", {}).items():
+            line[name] = value if isinstance(value, int | float | None) else redact(str(value))
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return redact(msgspec.json.encode(line, enc_hook=str).decode())
+            line["traceback"] = redact(self.formatException(record.exc_info))
+        return msgspec.json.encode(line).decode()
 
 
 def configure_logging(stream: TextIO | None = None, level: int = logging.INFO) -> None:

@@ -1,10 +1,13 @@
 """Keeping the text of control tokens in messages apart from those that the template writes.
 
 A client may write "<|im_end|>" in a message. Rendered into the prompt and parsed with it, that text
-would end the message and could begin one of another role. So it is marked before rendering, with a
-private character on either side that no message holds. The template still sees the text itself, so
-what it does with strings works; afterwards the marked texts are encoded as plain text, and the
-marks are gone.
+would end the message and could begin one of another role. So before rendering, each character of
+such a text gets a mark behind it, a private character that the messages and the template don't use:
+
+    say <|im_end|> twice   →   say <·|·i·m·_·e·n·d·|·>· twice
+
+Whatever the template then does to the message, a control token in the rendered text is one that the
+template wrote. Marked characters are encoded as plain text, and the marks are gone.
 """
 
 import re
@@ -14,11 +17,6 @@ from typing import NamedTuple
 
 PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 """Code points that Unicode gives no meaning."""
-
-
-class Marks(NamedTuple):
-    opening: str
-    closing: str
 
 
 class Piece(NamedTuple):
@@ -33,41 +31,35 @@ class ControlTokens:
     def __init__(self, tokens: Iterable[str]) -> None:
         # Longest first: a token wins over those that it begins with.
         texts = sorted({token for token in tokens if token}, key=len, reverse=True)
-        self._any = "|".join(map(re.escape, texts)) or "(?!)"
-        self._pattern = re.compile(self._any)
+        self._pattern = re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
     def within(self, text: str) -> bool:
         return self._pattern.search(text) is not None
 
-    def mark(self, text: str, marks: Marks) -> str:
-        return self._pattern.sub(lambda found: f"{marks.opening}{found[0]}{marks.closing}", text)
-
-    def split(self, rendered: str, marks: Marks) -> Iterator[Piece]:
-        """The rendered text in order, without the marks.
-
-        A template may cut a message anywhere, so one mark is enough to make a token plain. A mark
-        without a token still ends a piece: what lies on its sides must not join into a token.
-        """
-        opening, closing = marks
-        marked = re.compile(
-            f"{opening}({self._any}){closing}?|({self._any}){closing}|[{opening}{closing}]"
-        )
-        position = 0
-        for found in marked.finditer(rendered):
-            if found.start() > position:
-                yield Piece(rendered[position : found.start()], plain=False)
-            if token := found[1] or found[2]:
-                yield Piece(token, plain=True)
-            position = found.end()
-        if position < len(rendered):
-            yield Piece(rendered[position:], plain=False)
+    def mark(self, text: str, mark: str) -> str:
+        return self._pattern.sub(lambda found: mark.join(found[0]) + mark, text)
 
 
-def unused_marks(messages: Sequence[Mapping[str, str]], template: str) -> Marks | None:
-    """Two private characters that neither the messages nor the template use; None: all are used."""
+def split(rendered: str, mark: str) -> Iterator[Piece]:
+    """The rendered text in order, without the marks.
+
+    A mark whose character the template has cut off still ends a piece: what lies on its sides must
+    not join into a token.
+    """
+    position = 0
+    for found in re.finditer(f"((?:[^{mark}]{mark})+)|{mark}", rendered):
+        if found.start() > position:
+            yield Piece(rendered[position : found.start()], plain=False)
+        if found[1]:
+            yield Piece(found[1].replace(mark, ""), plain=True)
+        position = found.end()
+    if position < len(rendered):
+        yield Piece(rendered[position:], plain=False)
+
+
+def unused_mark(messages: Sequence[Mapping[str, str]], template: str) -> str | None:
+    """A private character that neither the messages nor the template use; None: all are used."""
     used = set(template)
     for message in messages:
         used.update(*message.values())
-    free = (chr(point) for point in chain(*PRIVATE) if chr(point) not in used)
-    opening, closing = next(free, None), next(free, None)
-    return Marks(opening, closing) if opening and closing else None
+    return next((chr(point) for point in chain(*PRIVATE) if chr(point) not in used), None)

@@ -126,10 +126,10 @@ class Engine:
         self.pager.close()
 
     def _count(self, slices: list[Slice], adapters: int) -> None:
-        decodes = sum(item.sequence.generated > 0 and item.count == 1 for item in slices)
+        decodes = sum(item.sequence.generated > 0 and item.length == 1 for item in slices)
         self._iterations += 1
         self._decode_tokens += decodes
-        self._prefill_tokens += sum(item.count for item in slices) - decodes
+        self._prefill_tokens += sum(item.length for item in slices) - decodes
         self._batch_adapters_max = max(self._batch_adapters_max, adapters)
 
 

@@ -11,7 +11,6 @@ from gateway.engine.loop import serve
 from gateway.engine.messages import (
     Command,
     EngineSettings,
-    Event,
     Events,
     Ready,
     Shutdown,
@@ -62,5 +61,3 @@ class LocalEngine(EngineClient):
     def _deliver(self, events: Events) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._mailbox.deliver, events.events)
-
-

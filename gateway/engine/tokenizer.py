@@ -14,7 +14,7 @@ import msgspec
 import tokenizers
 
 from gateway.engine.chat_template import ChatTemplate, ChatTemplateError
-from gateway.engine.control_tokens import ControlTokens, unused_marks
+from gateway.engine.control_tokens import ControlTokens, split, unused_mark
 from gateway.engine.model import gguf_tokenizer
 from gateway.engine.model.errors import ModelError
 from gateway.engine.model.folder_config import Fields, end_tokens, read_json
@@ -82,17 +82,22 @@ class Tokenizer:
             raise ChatTemplateError("The base model has no chat template; use /v1/completions.")
         if not any(self._control.within(text) for each in messages for text in each.values()):
             return _encode(self._backend, self._template.render(messages), ends=False)
-        marks = unused_marks(messages, self._template.source)
-        if marks is None:
+        mark = unused_mark(messages, self._template.source)
+        if mark is None:
             raise ChatTemplateError("The messages use every private character of Unicode.")
         marked = []
         for message in messages:
             answer = message.get("role") == "assistant"
             control = self._control_in_answers if answer else self._control
-            marked.append({name: control.mark(text, marks) for name, text in message.items()})
+            marked.append({name: control.mark(text, mark) for name, text in message.items()})
         ids: list[int] = []
-        for piece in self._control.split(self._template.render(marked), marks):
-            ids += self._plain(piece.text) if piece.plain else self._continued(piece.text, not ids)
+        for piece in split(self._template.render(marked), mark):
+            if piece.plain:
+                ids += self._plain(piece.text)
+            elif ids:
+                ids += self._after(self._backend, piece.text)
+            else:
+                ids += _encode(self._backend, piece.text, ends=False)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -101,12 +106,6 @@ class Tokenizer:
         if self.token_bytes.first_space_drops:
             raw = raw.removeprefix(b" ")
         return raw.decode(errors="replace")
-
-    def _continued(self, text: str, first: bool) -> list[int]:
-        """Ids of text that follows other text."""
-        return (
-            _encode(self._backend, text, ends=False) if first else self._after(self._backend, text)
-        )
 
     def _plain(self, text: str) -> list[int]:
         """Ids of text in which no token is a control token."""
@@ -162,11 +161,11 @@ class TextStream:
 
 def _encode(backend: tokenizers.Tokenizer, text: str, *, ends: bool) -> list[int]:
     try:
-        return backend.encode(text, add_special_tokens=ends).ids
+        text.encode()
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which JSON can write and UTF-8 cannot.
-        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return backend.encode(whole, add_special_tokens=ends).ids
+        # Half of a surrogate pair: JSON can write it, UTF-8 cannot.
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return list(backend.encode(text, add_special_tokens=ends).ids)
 
 
 # --- reading ------------------------------------------------------------------------------------

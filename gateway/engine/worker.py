@@ -96,7 +96,8 @@ def _cores() -> int:
 
 
 def _exit_with_parent() -> None:
-    while sys.stdin.buffer.read(4096):
+    # Not sys.stdin: its lock, held by this thread, would make the interpreter's shutdown fail.
+    while os.read(0, 4096):
         pass
     os._exit(0)
 

@@ -65,7 +65,7 @@ def prompts(base_model: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(
     reference_model: Any, demo_adapters: dict[str, Path], prompts: list[list[int]]
-) -> Iterator[dict[tuple[str, int], list[int]]]:
+) -> dict[tuple[str, int], list[int]]:
     """By (adapter, prompt): what PEFT and transformers generate, one prompt at a time."""
     from peft import PeftModel
 
@@ -79,7 +79,7 @@ def expected(
         wrapped.set_adapter(name)
         answers |= {(name, i): _generate(wrapped, prompt) for i, prompt in enumerate(prompts)}
     wrapped.unload()
-    yield answers
+    return answers
 
 
 @torch.inference_mode()

@@ -46,6 +46,13 @@ async def collect(engine: Client, request: Submit) -> tuple[list[int], Finished]
     raise AssertionError("a stream ended without Finished")
 
 
+async def until_running(engine: Client, count: int) -> None:
+    for _ in range(1000):
+        if (await engine.stats()).running >= count:
+            return
+    raise AssertionError(f"{count} requests never ran at once")
+
+
 async def until_idle(engine: Client) -> None:
     """Cancels travel behind the streams; one query later they have arrived."""
     stats = await engine.stats()
@@ -78,8 +85,7 @@ async def test_leaving_a_stream_early_frees_its_pages(settings: EngineSettings):
 async def test_a_cancelled_task_frees_its_pages(settings: EngineSettings):
     async with running(ProcessEngine(settings)) as engine:
         task = asyncio.create_task(collect(engine, submit("a", count=500)))
-        while (await engine.stats()).running == 0:
-            await asyncio.sleep(0)
+        await until_running(engine, 1)
         task.cancel()
         await asyncio.wait([task])
         await until_idle(engine)
@@ -92,8 +98,7 @@ async def test_a_killed_worker_fails_what_runs_and_is_replaced(settings: EngineS
         streams = [
             asyncio.create_task(collect(engine, submit(str(i), count=500))) for i in range(3)
         ]
-        while (await engine.stats()).running < 3:
-            await asyncio.sleep(0.01)
+        await until_running(engine, 3)
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGKILL)
         for stream in streams:

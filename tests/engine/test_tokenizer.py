@@ -150,3 +150,15 @@ def test_truncation_and_padding_of_a_file_are_not_applied(theirs: Any) -> None:
     text = "one two three four five six seven"
     assert Tokenizer(backend).encode(text) == theirs.encode(text)
     assert Tokenizer(backend).encode("a") == [81]
+
+
+def test_an_answer_ends_at_the_tokens_of_the_model_and_of_the_tokenizer(
+    reference_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer.json").symlink_to(reference_folder / "tokenizer.json")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox", "eos_token_id": 0}')
+    assert Tokenizer.load(tmp_path).eos_token_ids == [0]
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    assert Tokenizer.load(tmp_path).eos_token_ids == [0, 2]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 2]}')
+    assert Tokenizer.load(tmp_path).eos_token_ids == [5, 2]

@@ -15,7 +15,9 @@ from gateway.engine.kernels.segments import AttentionSpan, LoraSegment
 from gateway.engine.memory.buffer import matrix
 
 
-def write_kv(k_TKE: Tensor, v_TKE: Tensor, cache_N2BKE: Tensor, page_T: Tensor, slot_T: Tensor) -> None:
+def write_kv(
+    k_TKE: Tensor, v_TKE: Tensor, cache_N2BKE: Tensor, page_T: Tensor, slot_T: Tensor
+) -> None:
     """Store the keys and values of each token in its page and slot."""
     cache_N2BKE[page_T, 0, slot_T] = k_TKE
     cache_N2BKE[page_T, 1, slot_T] = v_TKE

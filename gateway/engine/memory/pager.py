@@ -15,7 +15,6 @@ from gateway.engine.memory.pages import Owner, PagePool
 from gateway.engine.memory.rows import RowLayout
 from gateway.engine.messages import AdapterRef
 
-
 log = logging.getLogger(__name__)
 
 

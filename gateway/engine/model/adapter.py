@@ -43,7 +43,9 @@ def read_adapter(
         pages_NP = torch.zeros(layout.pages, page_elements, dtype=dtype, pin_memory=pin)
         _fill(pages_NP, layout, manifest, folder / WEIGHTS_FILE)
     except FileNotFoundError as error:
-        raise AdapterError(f"its file {Path(error.filename).name} is missing from the store") from error
+        raise AdapterError(
+            f"its file {Path(error.filename).name} is missing from the store"
+        ) from error
     except (OSError, msgspec.MsgspecError, SafetensorError, RowLayoutError, KeyError) as error:
         raise AdapterError(f"its files can't be read: {error}") from error
     return Slab(layout, pages_NP)

@@ -63,7 +63,7 @@ def _segments(slices: list[Slice]) -> list[LoraSegment]:
     start = 0
     for digest, group in groupby(slices, key=lambda item: item.sequence.digest):
         members = list(group)
-        stop = start + sum(item.count for item in members)
+        stop = start + sum(item.length for item in members)
         adapter = members[0].sequence.adapter
         if digest is not None:
             assert adapter is not None, f"adapter {digest} runs without a lease"

@@ -3,8 +3,8 @@
 One definition serves Llama, SmolLM2, Mistral, Qwen2 and Qwen3: grouped-query attention, optional
 biases on q/k/v, optional norms on q and k, optional sliding window, optionally tied embeddings.
 
-T tokens · D hidden size · C fused output columns · H query heads · K KV heads · E head dimension
-S sampling sequences · V vocabulary
+T tokens · D hidden size · C fused output columns · X heads of q, k and v
+H query heads · K KV heads · E head dimension · S sampling sequences · V vocabulary
 """
 
 from dataclasses import dataclass
@@ -52,13 +52,9 @@ class Decoder:
         x_TD = kernels.rms_norm(x_TD, layer.input_norm_D, config.rms_eps)
         qkv_TC = F.linear(x_TD, layer.qkv_ND, layer.qkv_bias_N)
         self._adapt(x_TD, qkv_TC, batch, index, "qkv")
-        q_THE, k_TKE, v_TKE = (
-            part.unflatten(-1, (-1, config.head_dim))
-            for part in qkv_TC.split(
-                [heads * config.head_dim for heads in (config.heads, config.kv_heads, config.kv_heads)],
-                dim=-1,
-            )
-        )
+        qkv_TXE = qkv_TC.view(len(qkv_TC), -1, config.head_dim)
+        keys = config.heads + config.kv_heads
+        q_THE, k_TKE, v_TKE = qkv_TXE.tensor_split([config.heads, keys], dim=1)
         if layer.q_norm_H is not None and layer.k_norm_H is not None:
             q_THE = kernels.rms_norm(q_THE, layer.q_norm_H, config.rms_eps)
             k_TKE = kernels.rms_norm(k_TKE, layer.k_norm_H, config.rms_eps)

@@ -47,7 +47,7 @@ def read_folder(folder: Path) -> ModelConfig:
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
         heads=heads,
-        kv_heads=fields.integer("num_key_value_heads", 8 if architecture == "mistral" else heads),
+        kv_heads=_kv_heads(architecture, fields, heads),
         head_dim=fields.integer("head_dim", head_dim),
         vocab_size=fields.integer("vocab_size"),
         context_tokens=fields.integer("max_position_embeddings"),
@@ -80,6 +80,13 @@ def _refuse_unsupported(architecture: str, fields: "Fields") -> None:
                 f"{fields.origin} has layers without rope (no_rope_layers), "
                 "which are not supported."
             )
+
+
+def _kv_heads(architecture: str, fields: "Fields", heads: int) -> int:
+    """As many as heads if the field is null, or not there in a Llama of the time before it."""
+    if architecture != "llama" and "num_key_value_heads" not in fields.values:
+        raise ModelError(f"{fields.origin} has no num_key_value_heads.")
+    return fields.integer("num_key_value_heads", heads)
 
 
 def _sliding_window(architecture: str, fields: "Fields", layers: int) -> int | None:

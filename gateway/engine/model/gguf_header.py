@@ -148,7 +148,7 @@ class Header:
         if not 0 < alignment <= ALIGNMENT_MAX or alignment & (alignment - 1):
             raise self._corrupt(f"its alignment is {alignment}")
         found = [self._tensor() for _ in range(self._count(tensor_count, 32))]
-        data_start = -(-self._at // alignment) * alignment
+        data_start = _aligned(self._at, alignment)
         return metadata, self._placed(found, data_start, alignment)
 
     def _tensor(self) -> tuple[str, TensorInfo]:
@@ -176,19 +176,25 @@ class Header:
     def _placed(
         self, found: list[tuple[str, TensorInfo]], data_start: int, alignment: int
     ) -> dict[str, TensorInfo]:
-        """The tensors by name with `start` in the file; none may overlap or leave the file."""
+        """The tensors by name with `start` in the file.
+
+        They must fill the data without gaps but for the padding, as llama.cpp asks too: otherwise
+        an offset or a count is wrong.
+        """
         tensors: dict[str, TensorInfo] = {}
-        free_from = data_start
+        end = data_start
         for name, tensor in sorted(found, key=lambda item: item[1].start):
             start = data_start + tensor.start
             if name in tensors:
                 raise self._corrupt(f"tensor {name[:100]!r} appears twice")
-            if tensor.start % alignment or start < free_from:
+            if start != _aligned(end, alignment):
                 raise self._corrupt(f"tensor {name[:100]!r} has a wrong offset")
-            free_from = start + tensor.size
-            if free_from > self._end:
+            end = start + tensor.size
+            if end > self._end:
                 raise self._corrupt(f"tensor {name[:100]!r} lies outside the file")
             tensors[name] = tensor._replace(start=start)
+        if self._end - end >= alignment:
+            raise self._corrupt(f"{self._end - end} bytes of it belong to no tensor")
         return tensors
 
     def _value(self, kind: int) -> Value:
@@ -240,3 +246,8 @@ class Header:
 
     def _corrupt(self, what: str) -> ModelError:
         return ModelError(f"{self._path} is not a valid GGUF file: {what}.")
+
+
+def _aligned(position: int, alignment: int) -> int:
+    """The first multiple of `alignment` that is not before `position`."""
+    return -(-position // alignment) * alignment

@@ -201,9 +201,7 @@ def _add_ends(tokenizer: Tokenizer, metadata: Metadata, tokens: list[str], kind:
     template = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
     special = [(text, tokens.index(text)) for text in dict.fromkeys(ends) if text]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=template,
-        pair=[*template, *(f"{part}:1" for part in template)],
-        special_tokens=special,
+        single=template, special_tokens=special
     )
 
 

@@ -44,12 +44,11 @@ def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 def _llama3(inverse: Tensor, scaling: dict[str, Any]) -> Tensor:
     """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, a ramp between."""
-    factor, low, high = (
-        scaling[key] for key in ("factor", "low_freq_factor", "high_freq_factor")
-    )
+    factor, low, high = (scaling[key] for key in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = scaling["original_max_position_embeddings"] * inverse / (2 * math.pi)
-    ramp = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - ramp) * inverse / factor + ramp * inverse
+    ramp: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
+    stretched: Tensor = (1 - ramp) * inverse / factor + ramp * inverse
+    return stretched
 
 
 def _yarn(inverse: Tensor, scaling: dict[str, Any], config: ModelConfig) -> tuple[Tensor, float]:

@@ -44,7 +44,9 @@ def _draw(logits_SV: Tensor, draws: Seq[Draw]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=logits_SV.device)[:, None]
 
     temperature = column([draw.sampling.temperature for draw in draws])
-    sorted_SV, order_SV = (logits_SV.double() / temperature).sort(dim=-1, descending=True, stable=True)
+    sorted_SV, order_SV = (logits_SV.double() / temperature).sort(
+        dim=-1, descending=True, stable=True
+    )
     top_k = column([draw.sampling.top_k or logits_SV.shape[-1] for draw in draws])
     rank_V = torch.arange(logits_SV.shape[-1], device=logits_SV.device)
     probability_SV = sorted_SV.masked_fill(rank_V >= top_k, -torch.inf).softmax(-1)

@@ -6,8 +6,9 @@ F twice the intermediate size in `gate_up_FD` and once in `down_DF`.
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,18 +48,37 @@ class Weights:
     head_VD: torch.Tensor
     """The very tensor `embed_VD` if the model's embeddings are tied."""
 
+    def to(self, device: str) -> "Weights":
+        """The same weights on another device; tied embeddings stay one tensor."""
+        embed_VD = self.embed_VD.to(device)
+        tied = self.head_VD is self.embed_VD
+        return Weights(
+            embed_VD,
+            [_moved(layer, device) for layer in self.layers],
+            self.final_norm_D.to(device),
+            embed_VD if tied else self.head_VD.to(device),
+        )
+
+
+def _moved(layer: LayerWeights, device: str) -> LayerWeights:
+    tensors: dict[str, Any] = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    moved: dict[str, Any] = {
+        name: tensor if tensor is None else tensor.to(device) for name, tensor in tensors.items()
+    }
+    return LayerWeights(**moved)
+
 
 def load(
     path: Path, dtype: torch.dtype, progress: Progress | None = None
 ) -> tuple[ModelConfig, Weights, str]:
     """Read a Hugging Face folder or a GGUF file into CPU tensors of `dtype`.
 
-    The third value is the content digest, 64 hex digits: SHA-256 over the name-independent content
-    of the files that decide the numbers, each as its length (8 bytes, little-endian) and its bytes:
+    The third value is the content digest, 64 hex digits: SHA-256 over the content of the
+    files that decide the numbers, each as its length (8 bytes, little-endian) and its bytes:
     config.json and then the weight files in the order of their names; of a GGUF the one file. The
     tokenizer of a folder is not covered.
 
-    Beside the result, memory for one chunk of one tensor is needed. Raises ModelError.
+    Beside the result, memory for one tensor is needed. Raises ModelError.
     """
     report = progress or _ignore
     with open_checkpoint(path) as checkpoint:

@@ -7,15 +7,15 @@ from gateway.engine.scheduling.sequence import Sequence
 
 
 class Slice(NamedTuple):
-    """`count` tokens of a sequence, beginning at its `computed`."""
+    """`length` tokens of a sequence, beginning at its `computed`."""
 
     sequence: Sequence
-    count: int
+    length: int
 
     @property
     def samples(self) -> bool:
         """Whether the last of these tokens is the newest one, so that the next is to be chosen."""
-        return self.count == self.sequence.pending
+        return self.length == self.sequence.pending
 
 
 class Plan(NamedTuple):

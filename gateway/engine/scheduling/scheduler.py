@@ -96,7 +96,7 @@ class Scheduler:
         tokens = iter(sampled)
         for item in plan.slices:
             samples = item.samples
-            item.sequence.computed += item.count
+            item.sequence.computed += item.length
             if samples:
                 events.extend(self._advance(item.sequence, next(tokens)))
         return events
@@ -113,9 +113,13 @@ class Scheduler:
         events: list[Event] = [] if stopped else [Tokens(request.request_id, [token])]
         if stopped or len(sequence.tokens) >= sequence.limit:
             self._stop(self.running.pop(request.request_id))
-            reason = "stop" if stopped else "length"
             events.append(
-                Finished(request.request_id, reason, len(request.prompt), sequence.generated)
+                Finished(
+                    request.request_id,
+                    "stop" if stopped else "length",
+                    len(request.prompt),
+                    sequence.generated,
+                )
             )
         return events
 

@@ -1,0 +1,155 @@
+"""`loragate adapters`: what a tenant does with its adapters, over HTTP, from any machine."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+import httpx
+
+from gateway.adapters.peft_format import CONFIG_FILE
+from gateway.engine.messages import WEIGHTS_FILE
+
+CONNECT_S = 10.0
+ANSWER_S = 600.0
+"""The check and the self-test of a large adapter take their time."""
+
+
+class Api:
+    """The server as one key sees it. Every failure is a ClickException with the server's words."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"authorization": f"Bearer {key}"},
+            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+        )
+
+    def call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            response = self._http.request(method, path, **options)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise click.ClickException(
+                f"{self._http.base_url} does not answer: {error or type(error).__name__}"
+            ) from None
+        try:
+            body = response.json()
+        except ValueError:
+            body = None
+        if response.is_error or not isinstance(body, dict):
+            raise click.ClickException(_reason(response, body))
+        return body
+
+
+def _reason(response: httpx.Response, body: object) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return f"{message or 'The answer is not from a Loragate server.'} ({response.status_code})"
+
+
+@click.group("adapters")
+@click.option(
+    "--url",
+    envvar="LORAGATE_URL",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    help="The server; or set LORAGATE_URL.",
+)
+@click.option("--key", envvar="LORAGATE_API_KEY", default="", help="Or set LORAGATE_API_KEY.")
+@click.pass_context
+def adapters_group(ctx: click.Context, url: str, key: str) -> None:
+    """Adapters of the tenant whose API key is used."""
+    if not key:
+        raise click.UsageError("An API key is needed: --key, or LORAGATE_API_KEY.")
+    ctx.obj = Api(url, key)
+
+
+@adapters_group.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.pass_obj
+def list_adapters(api: Api, as_json: bool) -> None:
+    """List all adapters."""
+    adapters = api.call("GET", "/v1/adapters")["data"]
+    if as_json:
+        click.echo(json.dumps(adapters, indent=2))
+        return
+    for adapter in adapters:
+        _print(adapter)
+
+
+@adapters_group.command("push")
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--name", help="What to call it; default: the folder's name.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.pass_obj
+def push_adapter(api: Api, folder: Path, name: str | None, as_json: bool) -> None:
+    """Upload FOLDER, as PEFT's save_pretrained wrote it."""
+    for file in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / file).is_file():
+            raise click.ClickException(
+                f"{folder / file} is missing. PEFT's model.save_pretrained(folder) writes it."
+            )
+    with (folder / CONFIG_FILE).open("rb") as config, _watched(folder / WEIGHTS_FILE) as weights:
+        adapter = api.call(
+            "POST",
+            "/v1/adapters",
+            data={"name": name or folder.resolve().name},
+            files={"config": (CONFIG_FILE, config), "weights": (WEIGHTS_FILE, weights)},
+        )
+    for warning in adapter["warnings"]:
+        click.echo(f"Warning: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(adapter, indent=2))
+    else:
+        _print(adapter)
+
+
+@adapters_group.command("delete")
+@click.argument("name_or_id")
+@click.pass_obj
+def delete_adapter(api: Api, name_or_id: str) -> None:
+    """Delete an adapter by its name or id."""
+    deleted = api.call("DELETE", f"/v1/adapters/{quote(name_or_id, safe='')}")
+    click.echo(f"Deleted {deleted['id']}.")
+
+
+class _WatchedFile(io.FileIO):
+    """A file whose reading moves a progress bar."""
+
+    def __init__(self, path: Path, bar: Any) -> None:
+        super().__init__(path)
+        self._bar = bar
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(-1 if size is None else size) or b""
+        self._bar.update(len(data))
+        if self.tell() == os.fstat(self.fileno()).st_size:
+            self._bar.label = "Checking"
+        return data
+
+
+@contextmanager
+def _watched(path: Path) -> Iterator[io.FileIO]:
+    size = path.stat().st_size
+    with (
+        click.progressbar(length=size, label="Uploading", file=sys.stderr) as bar,
+        _WatchedFile(path, bar) as file,
+    ):
+        yield file
+
+
+def _print(adapter: dict[str, Any]) -> None:
+    mib = adapter["size_bytes"] / 2**20
+    click.echo(
+        f"{adapter['name']}  {adapter['status']}  rank {adapter['rank']}  {mib:.1f} MiB  "
+        f"{','.join(adapter['targets'])}  {adapter['id']}"
+    )
+
+
+commands: list[click.Command] = [adapters_group]

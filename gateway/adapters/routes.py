@@ -1,0 +1,190 @@
+"""Adapters over HTTP."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from litestar import Request, Response, delete, get, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
+from litestar.params import PathParameter
+from msgspec import Struct
+
+from gateway.adapters import catalog
+from gateway.adapters.peft_config import CONFIG_BYTES_MAX
+from gateway.adapters.store import AdapterStore
+from gateway.adapters.tables import Adapter
+from gateway.adapters.upload import Upload
+from gateway.connection import chunks
+from gateway.db import Database
+from gateway.engine.client import Engine
+from gateway.injection import Injected
+from gateway.settings import Settings
+from gateway.tenants.keys import Principal
+
+OTHER_BYTES_MAX = CONFIG_BYTES_MAX + 64 * 1024
+"""All of an upload but the weights."""
+
+NameOrId = Annotated[str, PathParameter(description="The adapter's name or id.")]
+
+
+class AdapterObject(Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "adapter"
+    name: str
+    digest: str
+    """Identity of the content: config and weights."""
+    size_bytes: int
+    rank: int
+    """The largest of its ranks."""
+    targets: list[str]
+    """The projections it changes."""
+    base_model: str
+    status: str
+    created_at: int
+    """Unix time."""
+
+
+class UploadedAdapter(AdapterObject, frozen=True, kw_only=True):
+    warnings: list[str]
+    """What is legal, but perhaps not what was meant."""
+
+
+class AdapterList(Struct, frozen=True):
+    data: list[AdapterObject]
+    object: str = "list"
+
+
+class DeletedAdapter(Struct, frozen=True):
+    id: str
+    object: str = "adapter"
+    deleted: bool = True
+
+
+@dataclass
+class UploadOperation(Operation):
+    """The body in the OpenAPI page; the handler reads it as a stream."""
+
+    def __post_init__(self) -> None:
+        file = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
+        self.request_body = RequestBody(
+            required=True,
+            content={
+                "multipart/form-data": OpenAPIMediaType(
+                    schema=Schema(
+                        type=OpenAPIType.OBJECT,
+                        required=["name", "config", "weights"],
+                        properties={
+                            "name": Schema(
+                                type=OpenAPIType.STRING,
+                                description="The model id under which requests call the adapter.",
+                            ),
+                            "config": file,
+                            "weights": file,
+                        },
+                    )
+                )
+            },
+        )
+
+
+@post(
+    "/v1/adapters",
+    operation_id="createAdapter",
+    summary="Upload a PEFT LoRA adapter",
+    description="Parts: `name`, `config` (adapter_config.json), `weights` "
+    "(adapter_model.safetensors). 201 when the name is new or now means other content, 200 when "
+    "it meant this content already.",
+    tags=["Adapters"],
+    operation_class=UploadOperation,
+    request_max_body_size=None,  # the upload has its own limit
+    responses={200: ResponseSpec(UploadedAdapter, description="Already there.")},
+)
+async def create_adapter(
+    request: Request[Any, Any, Any],
+    principal: Injected[Principal],
+    settings: Injected[Settings],
+    database: Injected[Database],
+    store: Injected[AdapterStore],
+    engine: Injected[Engine],
+) -> Response[UploadedAdapter]:
+    principal.require("adapters:write")
+    body = chunks(request, settings.adapters.upload_bytes_max + OTHER_BYTES_MAX)
+    uploaded = await Upload(settings, database, store, engine).run(
+        principal.tenant_id, body, request.headers.get("content-type", "")
+    )
+    placed = uploaded.placed
+    return Response(
+        UploadedAdapter(**_fields(placed.adapter), warnings=uploaded.warnings),
+        status_code=201 if placed.changed else 200,
+    )
+
+
+@get(
+    "/v1/adapters", operation_id="listAdapters", summary="The tenant's adapters", tags=["Adapters"]
+)
+async def list_adapters(
+    principal: Injected[Principal], database: Injected[Database]
+) -> AdapterList:
+    principal.require("adapters:read")
+    async with database.session() as session:
+        adapters = await catalog.list_of(session, principal.tenant_id)
+    return AdapterList([AdapterObject(**_fields(adapter)) for adapter in adapters])
+
+
+@get(
+    "/v1/adapters/{name_or_id:str}",
+    operation_id="getAdapter",
+    summary="One adapter",
+    tags=["Adapters"],
+)
+async def get_adapter(
+    name_or_id: NameOrId, principal: Injected[Principal], database: Injected[Database]
+) -> AdapterObject:
+    principal.require("adapters:read")
+    async with database.session() as session:
+        adapter = await catalog.find(session, principal.tenant_id, name_or_id)
+    if adapter is None:
+        raise catalog.adapter_not_found(name_or_id)
+    return AdapterObject(**_fields(adapter))
+
+
+@delete(
+    "/v1/adapters/{name_or_id:str}",
+    status_code=200,
+    operation_id="deleteAdapter",
+    summary="Delete an adapter",
+    description="New requests no longer find it; those that run are finished.",
+    tags=["Adapters"],
+)
+async def delete_adapter(
+    name_or_id: NameOrId,
+    principal: Injected[Principal],
+    database: Injected[Database],
+    store: Injected[AdapterStore],
+    engine: Injected[Engine],
+) -> DeletedAdapter:
+    principal.require("adapters:write")
+    async with database.session() as session:
+        removed = await catalog.remove(session, principal.tenant_id, name_or_id)
+    store.names.changed()
+    await catalog.collect(database, store, engine, removed.version_digest)
+    return DeletedAdapter(removed.adapter_id)
+
+
+def _fields(adapter: Adapter) -> dict[str, Any]:
+    version = adapter.version
+    return {
+        "id": adapter.id,
+        "name": adapter.name,
+        "digest": version.digest,
+        "size_bytes": version.size_bytes,
+        "rank": version.rank_max,
+        "targets": version.targets,
+        "base_model": version.base_model,
+        "status": adapter.status,
+        "created_at": int(adapter.created_at.timestamp()),
+    }
+
+
+handlers = [create_adapter, list_adapters, get_adapter, delete_adapter]

@@ -1,0 +1,134 @@
+"""The HTTP side: builds its parts, wires the routes, opens and closes what must be.
+
+Nothing else builds any of them. The engine runs beside, in its own process.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from litestar import Litestar, MediaType, Request, Router, get
+from litestar.di import Provide
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.spec import Components, SecurityScheme
+
+from gateway import __version__, health, inference
+from gateway.adapters import routes as adapters
+from gateway.adapters.store import AdapterStore, store_folder
+from gateway.boundary import Boundary
+from gateway.db import Database, async_url
+from gateway.docs_page import DocsPage, only_the_page
+from gateway.drain import Drain
+from gateway.engine.client import Engine
+from gateway.inference.tokenizers import TokenizerSource
+from gateway.injection import Injected, in_turn
+from gateway.migrate import prepare
+from gateway.rendering import exception_handlers
+from gateway.settings import Settings
+from gateway.tenants.auth import Authenticator
+from gateway.tenants.keys import Principal
+from gateway.tenants.last_used import LastUsed
+from gateway.tenants.pepper import open_key_hash
+
+DESCRIPTION = (
+    "Many tenants' LoRA adapters on one shared base model. The routes under /v1 are those of "
+    "OpenAI's API: set `base_url` and `api_key` of any client of theirs, and name an adapter, or "
+    "the base model, as `model`."
+)
+
+
+def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
+    """The ASGI app; nothing is opened until it starts.
+
+    `app.state` holds `engine` and `drain` for whoever runs the app. Raises SettingsError.
+    """
+    engine = engine or _engine_process(settings)
+    drain = Drain()
+    database = Database(
+        async_url(settings.database.url.reveal(), settings.data_dir), settings.database.pool_size
+    )
+    store = AdapterStore(store_folder(settings))
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncIterator[None]:
+        await prepare(settings)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(database.close)
+            store.open()
+            last_used = LastUsed(database)
+            app.state.authenticator = Authenticator(database, open_key_hash(settings), last_used)
+            await stack.enter_async_context(last_used.running())
+            stack.push_async_callback(engine.close)
+            await engine.start()
+            yield
+
+    app = Litestar(
+        route_handlers=[
+            *health.handlers,
+            openapi_document,
+            *adapters.handlers,
+            *inference.handlers,
+        ],
+        dependencies=in_turn(
+            settings=settings,
+            database=database,
+            engine=engine,
+            store=store,
+            tokenizers=TokenizerSource(engine),
+            drain=drain,
+        )
+        | {
+            "principal": Provide(_principal),
+            "request_id": Provide(_request_id, sync_to_thread=False),
+        },
+        exception_handlers=exception_handlers,
+        lifespan=[lifespan],
+        openapi_config=_openapi(),
+        request_max_body_size=settings.server.body_bytes_max,
+        logging_config=None,
+    )
+    app.state.engine, app.state.drain = engine, drain
+    # around the router, not in it: requests that match no route pass, too
+    app.asgi_handler = Boundary(app.asgi_handler, drain)
+    return app
+
+
+def _engine_process(settings: Settings) -> Engine:
+    from gateway.engine.process import ProcessEngine  # ZeroMQ is only for who uses it
+
+    return ProcessEngine(settings.engine)
+
+
+async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) -> Principal:
+    """`drain` makes it the last in turn, see `in_turn`."""
+    authenticator: Authenticator = request.app.state.authenticator
+    return await authenticator(request)
+
+
+def _request_id(request: Request[Any, Any, Any]) -> str:
+    return str(request.scope["state"]["request_id"])
+
+
+@get("/openapi.json", include_in_schema=False, media_type=MediaType.JSON, sync_to_thread=False)
+def openapi_document(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    return request.app.openapi_schema.to_schema()
+
+
+def _openapi() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Loragate",
+        version=__version__,
+        description=DESCRIPTION,
+        components=Components(
+            security_schemes={
+                "bearer": SecurityScheme(
+                    type="http", scheme="bearer", description="An API key, `lg_sk_…`."
+                )
+            }
+        ),
+        security=[{"bearer": []}],
+        render_plugins=[DocsPage()],
+        openapi_router=Router(
+            "/docs", route_handlers=[], include_in_schema=False, before_request=only_the_page
+        ),
+    )

@@ -1,0 +1,278 @@
+"""The walk of a request: from the model it names to the text that the engine makes.
+
+    principal → model within the tenant → tokens → limits → engine → text, stop strings → usage
+
+Every endpoint that generates walks it; limits, policies and accounting join it here.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import NoReturn, TypeVar
+
+from msgspec import Struct
+
+from gateway.adapters import catalog
+from gateway.adapters.store import AdapterStore
+from gateway.db import Database
+from gateway.engine.client import Engine, EngineFailure, TokenStream
+from gateway.engine.messages import AdapterRef, Finished, ModelInfo, Sampling, Submit, Tokens
+from gateway.engine.tokenizer import ChatTemplateError, TextStream, Tokenizer
+from gateway.errors import (
+    ApiError,
+    EngineUnavailable,
+    InvalidAdapter,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+)
+from gateway.inference.stops import StopStrings
+from gateway.inference.tokenizers import TokenizerSource
+from gateway.inference.wire import FinishReason, Usage
+from gateway.settings import Settings
+from gateway.tenants.keys import Principal
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+INLINE_CHARS = 8192
+"""A text shorter than this is tokenized at once, in about a millisecond; a longer one in a
+thread."""
+
+
+class Conversation(Struct, frozen=True):
+    messages: list[dict[str, str]]
+    """Each with `role` and `content`."""
+
+
+Prompt = str | list[int] | Conversation
+"""A text, its tokens, or a conversation."""
+
+
+class Ask(Struct, frozen=True):
+    """A request that was checked as far as it can be without knowing the model."""
+
+    model: str
+    prompt: Prompt
+    prompt_param: str
+    """What the client calls the prompt: `messages` or `prompt`."""
+    sampling: Sampling
+    stop: tuple[str, ...]
+    max_tokens: int | None
+    max_tokens_default: int | None
+    """Where the client leaves it open; None: as many as the context has left."""
+    id_prefix: str
+
+
+class Ending(Struct, frozen=True):
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def usage(self) -> Usage:
+        total = self.prompt_tokens + self.completion_tokens
+        return Usage(self.prompt_tokens, self.completion_tokens, total)
+
+
+class Walk:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        database: Database,
+        store: AdapterStore,
+        tokenizers: TokenizerSource,
+    ) -> None:
+        self._first_token_s_max = settings.server.first_token_s_max
+        self._engine, self._database, self._store = engine, database, store
+        self._tokenizers = tokenizers
+
+    @asynccontextmanager
+    async def answer(self, principal: Principal, ask: Ask) -> AsyncIterator["Answer"]:
+        """Leaving it early cancels the work. Raises ApiError; so does the answer when iterated."""
+        principal.require("inference")
+        info = self._engine.info
+        if info is None:
+            raise EngineUnavailable("The engine is loading the base model.")
+        async with self._model(principal, ask.model, info) as adapter:
+            tokenizer = await self._tokenizers.get()
+            prompt = await _tokens(tokenizer, ask, info)
+            submit = Submit(
+                request_id=f"{ask.id_prefix}{uuid.uuid4().hex}",
+                prompt=prompt,
+                max_tokens=_room(len(prompt), ask, info),
+                sampling=ask.sampling,
+                adapter=adapter,
+                stop_token_ids=sorted({*info.eos_token_ids, *tokenizer.eos_token_ids}),
+                fairness_key=principal.tenant_id,
+            )
+            try:
+                async with self._engine.submit(submit) as stream:
+                    yield Answer(submit, info, stream, tokenizer, ask.stop, self._first_token_s_max)
+            except EngineFailure as failure:
+                _raise(failure, ask)
+
+    @asynccontextmanager
+    async def _model(
+        self, principal: Principal, model: str, info: ModelInfo
+    ) -> AsyncIterator[AdapterRef | None]:
+        """The adapter that `model` means to this tenant, kept until the end; None for the base."""
+        if model == info.name:
+            yield None
+            return
+        async with catalog.leased(
+            self._database, self._store, self._engine, principal.tenant_id, model
+        ) as version:
+            if version is None:
+                raise ModelNotFound(model)
+            if version.base_digest != info.digest:
+                raise InvalidAdapter(
+                    f"The adapter {model!r} was uploaded for the base model {version.base_model}, "
+                    f"but {info.name} is served now. Upload one that was trained for it.",
+                    param="model",
+                )
+            yield self._store.ref(version.digest)
+
+
+class Answer:
+    """The text of one answer in pieces, as they are sure; then its Ending. Iterate it once."""
+
+    def __init__(
+        self,
+        submit: Submit,
+        info: ModelInfo,
+        stream: TokenStream,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        first_token_s_max: float,
+    ) -> None:
+        self.id = submit.request_id
+        self.fingerprint = f"fp_{info.digest[:12]}"
+        self._prompt_tokens = len(submit.prompt)
+        self._stream = stream
+        self._text = TextStream(tokenizer)
+        self._stops = StopStrings(stop)
+        self._first_token_s_max = first_token_s_max
+
+    async def __aiter__(self) -> AsyncIterator[str | Ending]:
+        """Pieces are never empty, and never hold half a character or the start of a stop string."""
+        event = await self._first()
+        produced = 0
+        while isinstance(event, Tokens):
+            produced += len(event.ids)
+            if piece := self._stops.push(self._text.push(event.ids)):
+                yield piece
+            if self._stops.found:
+                yield Ending("stop", self._prompt_tokens, produced)
+                return
+            event = await anext(self._stream)
+        if piece := self._stops.push(self._text.flush()) + self._stops.flush():
+            yield piece
+        reason: FinishReason = "stop" if self._stops.found else event.reason
+        yield Ending(reason, event.prompt_tokens, event.completion_tokens)
+
+    async def whole(self) -> tuple[str, Ending]:
+        """All pieces together."""
+        pieces: list[str] = []
+        async for event in self:
+            if isinstance(event, Ending):
+                return "".join(pieces), event
+            pieces.append(event)
+        raise AssertionError("an answer has an ending")
+
+    async def _first(self) -> Tokens | Finished:
+        try:
+            async with asyncio.timeout(self._first_token_s_max):
+                return await anext(self._stream)
+        except TimeoutError:
+            raise Overloaded(
+                "The engine is too busy: the request waited too long for its first token."
+            ) from None
+
+
+async def _tokens(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> list[int]:
+    try:
+        match ask.prompt:
+            case Conversation(messages):
+                length = sum(len(message["content"]) for message in messages)
+                ids = await _in_thread_if_long(length, tokenizer.encode_chat, messages)
+            case str(text):
+                ids = await _in_thread_if_long(len(text), tokenizer.encode, text)
+            case ids:
+                _check_ids(ids, ask.prompt_param, info)
+    except ChatTemplateError as error:
+        raise InvalidRequest(str(error), param=ask.prompt_param) from None
+    if not ids:
+        raise InvalidRequest(
+            f"The {ask.prompt_param} must have at least one token.", param=ask.prompt_param
+        )
+    return ids
+
+
+async def _in_thread_if_long(length: int, encode: Callable[[T], list[int]], prompt: T) -> list[int]:
+    return encode(prompt) if length < INLINE_CHARS else await asyncio.to_thread(encode, prompt)
+
+
+def _check_ids(ids: list[int], param: str, info: ModelInfo) -> None:
+    for token in ids:
+        if not 0 <= token < info.vocab_size:
+            raise InvalidRequest(
+                f"Invalid '{param}': token ids go from 0 to {info.vocab_size - 1}, one is "
+                f"{str(token)[:40]}.",
+                param=param,
+            )
+
+
+def _room(prompt_tokens: int, ask: Ask, info: ModelInfo) -> int:
+    """How many tokens the answer may have. Raises InvalidRequest if the context is too short."""
+    context = info.context_tokens
+    left = context - prompt_tokens
+    start = f"This model's maximum context length is {context} tokens. However, "
+    if left < 1:
+        raise InvalidRequest(
+            f"{start}your {ask.prompt_param} resulted in {prompt_tokens} tokens. Make it shorter.",
+            param=ask.prompt_param,
+            code="context_length_exceeded",
+        )
+    if ask.max_tokens is None:
+        return min(left, ask.max_tokens_default or left)
+    if ask.max_tokens > left:
+        raise InvalidRequest(
+            f"{start}you requested {prompt_tokens + ask.max_tokens} tokens ({prompt_tokens} in the "
+            f"{ask.prompt_param}, {ask.max_tokens} in the completion). Reduce one of them.",
+            param=ask.prompt_param,
+            code="context_length_exceeded",
+        )
+    return ask.max_tokens
+
+
+def _raise(failure: EngineFailure, ask: Ask) -> NoReturn:
+    """The error that a client gets for what the engine says."""
+    match failure.code:
+        case "prompt_too_long":
+            raise InvalidRequest(
+                f"The {ask.prompt_param} is too long for this model: {failure.detail}",
+                param=ask.prompt_param,
+                code="context_length_exceeded",
+            ) from failure
+        case "adapter_failed":
+            raise InvalidAdapter(
+                f"The adapter {ask.model!r} cannot be loaded: {failure.detail}", param="model"
+            ) from failure
+        case "not_finite":
+            raise InvalidAdapter(
+                f"The numbers of {ask.model!r} overflow on this prompt.", param="model"
+            ) from failure
+        case "overloaded":
+            raise Overloaded("The engine's queue is full. Try again in a moment.") from failure
+        case "engine_lost":
+            raise EngineUnavailable(
+                "The engine stopped or is being started. Try again in a moment."
+            ) from failure
+        case "internal":
+            logger.error("the engine failed: %s", failure.detail)
+            raise ApiError("The engine failed on this request.") from failure

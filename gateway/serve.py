@@ -1,0 +1,129 @@
+"""`loragate serve`: the app on uvicorn, with a stop that cuts nobody off."""
+
+import asyncio
+import errno
+import logging
+import socket
+from pathlib import Path
+
+import click
+import uvicorn
+from litestar import Litestar
+
+from gateway.app import create_app
+from gateway.drain import Drain
+from gateway.engine.client import Engine, EngineFailure
+from gateway.migrate import prepare
+from gateway.settings import Settings, SettingsError
+from gateway.telemetry import configure_logging
+
+log = logging.getLogger(__name__)
+
+CUT_S = 3
+"""What is left after draining gets this long to send its client an error."""
+POLL_S = 0.1
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal. Raises SettingsError, DatabaseUnavailable, and ClickException."""
+    _check_model(settings)
+    with _listen(settings) as listener:
+        configure_logging()
+        asyncio.run(prepare(settings))  # here, so that its errors are a line and no traceback
+        server = Server(settings, create_app(settings))
+        host, port = listener.getsockname()[:2]
+        log.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        server.run(sockets=[listener])
+    if server.failure:
+        raise click.ClickException(f"The engine cannot start: {server.failure}")
+
+
+class Server(uvicorn.Server):
+    """Drains before it closes, and ends when the engine never will be ready."""
+
+    def __init__(self, settings: Settings, app: Litestar) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="uvloop",
+                http="httptools",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=CUT_S,
+            )
+        )
+        self.failure = ""
+        """Why the engine cannot start."""
+        self._engine: Engine = app.state.engine
+        self._drain: Drain = app.state.drain
+        self._drain_s = settings.server.drain_s
+
+    async def main_loop(self) -> None:
+        watching = asyncio.create_task(self._watch_engine())
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
+
+    async def _watch_engine(self) -> None:
+        try:
+            info = await self._engine.wait_ready()
+        except EngineFailure as failure:
+            self.failure = failure.detail
+            self.should_exit = True
+        else:
+            log.info("ready: %s (%s, %s)", info.name, info.dtype, info.device)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """New requests get 503 at once; running ones may finish, and at the deadline end with an
+        error. A second Ctrl-C skips the wait."""
+        self._drain.begin()
+        if self._drain.running:
+            log.info("draining: %d requests may finish", self._drain.running)
+        left_s = self._drain_s
+        while left_s > 0 and not self.force_exit:
+            if await self._drain.finished(within_s=min(POLL_S, left_s)):
+                break
+            left_s -= POLL_S
+        else:
+            log.warning("stopping with %d requests unfinished", self._drain.running)
+            await self._engine.close()  # ends them with an error, which their clients still get
+        await super().shutdown(sockets)
+
+
+def _check_model(settings: Settings) -> None:
+    model = settings.engine.model
+    if not model:
+        raise SettingsError(
+            "engine.model is not set: name a Hugging Face folder or a GGUF file, "
+            "LORAGATE_MODEL=/path/to/model. `make demo` fetches a small one."
+        )
+    if not Path(model).expanduser().exists():
+        raise SettingsError(f"engine.model: there is no {model}.")
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """Before anything is started: whoever took the port keeps it."""
+    host, port = settings.server.host, settings.server.port
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SettingsError(
+                f"server.port: {port} on {host} is in use by another program. "
+                "Stop it, or choose another one, LORAGATE_SERVER__PORT=8081."
+            ) from None
+        raise SettingsError(f"server.host: cannot listen on {host}:{port}: {error}") from None
+    return listener

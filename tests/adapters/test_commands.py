@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.adapters.commands import adapters_group
+from tests.adapters.conftest import Site
+from tests.adapters.making import config, write_folder
+
+
+def run(site: Site, *arguments: str) -> Result:
+    environment = {
+        "LORAGATE_URL": site.live.url,
+        "LORAGATE_API_KEY": site.live.key(site.tenant),
+    }
+    return CliRunner().invoke(adapters_group, arguments, env=environment)
+
+
+def test_a_folder_is_pushed_listed_and_deleted(site: Site, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pirate")
+    pushed = run(site, "push", str(folder))
+    assert pushed.exit_code == 0, pushed.output
+    assert pushed.stdout.startswith("pirate  ready  rank 4")
+    assert site.names() == ["pirate"]
+    assert run(site, "list").stdout == pushed.stdout
+    listed = json.loads(run(site, "list", "--json").stdout)
+    assert [adapter["name"] for adapter in listed] == ["pirate"]
+    assert run(site, "delete", "pirate").stdout == f"Deleted {listed[0]['id']}.\n"
+    assert site.names() == []
+
+
+def test_progress_goes_to_the_error_stream(site: Site, tmp_path: Path) -> None:
+    pushed = run(site, "push", str(write_folder(tmp_path)), "--name", "pirate", "--json")
+    assert json.loads(pushed.stdout)["name"] == "pirate"
+    assert "Uploading" in pushed.stderr
+
+
+def test_the_servers_reason_is_shown(site: Site, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pirate", config(use_dora=True))
+    pushed = run(site, "push", str(folder))
+    assert pushed.exit_code == 1
+    assert "DoRA is not served yet. (422)" in pushed.stderr
+    missing = run(site, "delete", "a/b?c")
+    assert missing.exit_code == 1
+    assert "There is no" in missing.stderr
+
+
+def test_a_folder_without_an_adapter_is_refused_here(site: Site, tmp_path: Path) -> None:
+    pushed = run(site, "push", str(tmp_path))
+    assert pushed.exit_code == 1
+    assert "adapter_config.json is missing" in pushed.stderr
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    arguments = ["--url", "http://127.0.0.1:9", "--key", "x", "list"]
+    result = CliRunner().invoke(adapters_group, arguments)
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:9 does not answer" in result.stderr
+
+
+def test_a_key_is_needed_and_never_shown(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LORAGATE_API_KEY", raising=False)
+    result = CliRunner().invoke(adapters_group, ["list"])
+    assert result.exit_code == 2
+    assert "LORAGATE_API_KEY" in result.stderr
+    wrong = CliRunner().invoke(adapters_group, ["--url", site.live.url, "--key", "s3cr3t", "list"])
+    assert wrong.exit_code == 1
+    assert "s3cr3t" not in wrong.output

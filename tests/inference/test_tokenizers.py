@@ -1,0 +1,46 @@
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.errors import EngineUnavailable
+from gateway.inference.tokenizers import TokenizerSource
+from tests.fakes import FakeEngine, byte_ids, byte_tokenizer_folder, model_info
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> FakeEngine:
+    return FakeEngine(model_info(byte_tokenizer_folder(tmp_path / "one")))
+
+
+async def test_it_is_loaded_once_for_all_who_ask(engine: FakeEngine) -> None:
+    source = TokenizerSource(engine)
+    first, *rest = await asyncio.gather(*(source.get() for _ in range(20)))
+    assert all(other is first for other in rest)
+    assert await source.get() is first
+    assert first.encode("hi") == byte_ids("hi")
+
+
+async def test_another_model_has_another_tokenizer(engine: FakeEngine, tmp_path: Path) -> None:
+    source = TokenizerSource(engine)
+    first = await source.get()
+    path = str(byte_tokenizer_folder(tmp_path / "two"))
+    engine.model = msgspec.structs.replace(engine.model, digest="1" * 64, model_path=path)
+    assert await source.get() is not first
+
+
+async def test_without_a_model_there_is_none(engine: FakeEngine) -> None:
+    engine.ready = False
+    with pytest.raises(EngineUnavailable):
+        await TokenizerSource(engine).get()
+
+
+async def test_one_that_cannot_be_loaded_is_tried_again(engine: FakeEngine, tmp_path: Path) -> None:
+    path = tmp_path / "late"
+    engine.model = msgspec.structs.replace(engine.model, model_path=str(path))
+    source = TokenizerSource(engine)
+    with pytest.raises(EngineUnavailable, match="cannot be loaded"):
+        await source.get()
+    byte_tokenizer_folder(path)
+    assert (await source.get()).encode("hi") == byte_ids("hi")

@@ -1,0 +1,272 @@
+"""From the Authorization header to a Principal, on both databases."""
+
+import asyncio
+import logging
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import event, update
+
+from gateway.db import Database, now
+from gateway.errors import DatabaseUnavailable, InvalidKey, PermissionDenied
+from gateway.settings import Secret
+from gateway.tenants import auth, directory, key_form, keys
+from gateway.tenants.auth import CACHE_S, Authenticator
+from gateway.tenants.last_used import LastUsed
+from gateway.tenants.pepper import KeyHash
+from gateway.tenants.tables import ApiKey, Tenant
+from tests.databases import Postgres, stopped
+
+KEY_HASH = KeyHash(Secret("0123456789abcdef0123456789abcdef"))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Setup:
+    """A tenant with a key, and an authenticator whose time stands still."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.clock = Clock()
+        self.last_used = LastUsed(database, self.clock)
+        self.authenticator = Authenticator(database, KEY_HASH, self.last_used, self.clock)
+        self.statements = 0
+        event.listen(database.engine.sync_engine, "before_cursor_execute", self._count)
+
+    def _count(self, *_: object) -> None:
+        self.statements += 1
+
+    async def make(self) -> "Setup":
+        async with self.database.session() as session:
+            self.tenant = await directory.create_tenant(session, "acme")
+            self.issued = await keys.create_key(session, KEY_HASH, self.tenant.id, "test")
+        self.key = self.issued.text.reveal()
+        self.statements = 0
+        return self
+
+    async def ask(self, key: str | None = None) -> keys.Principal:
+        return await self.authenticator.authenticate(f"Bearer {key or self.key}")
+
+    async def change_key(self, **values: object) -> None:
+        async with self.database.session() as session:
+            await session.execute(update(ApiKey).values(**values))
+
+    async def change_tenant(self, **values: object) -> None:
+        async with self.database.session() as session:
+            await session.execute(update(Tenant).values(**values))
+
+
+@pytest.fixture
+async def setup(database: Database) -> Setup:
+    return await Setup(database).make()
+
+
+async def test_a_good_key_is_its_tenant_with_the_scopes_of_the_key(setup: Setup) -> None:
+    principal = await setup.ask()
+    assert principal == keys.Principal(
+        setup.tenant.id, "acme", setup.issued.row.id, frozenset(keys.TENANT_SCOPES), 1.0
+    )
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
+async def test_the_scheme_is_read_in_any_case(scheme: str, setup: Setup) -> None:
+    assert (await setup.authenticator.authenticate(f"{scheme} {setup.key}")).tenant_slug == "acme"
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (None, "No API key was sent"),
+        ("", "No API key was sent"),
+        ("Basic dTpw", "another scheme than Bearer"),
+        ("{key}", "another scheme than Bearer"),
+        ("Bearer", "no API key of this server"),
+        ("Bearer ", "no API key of this server"),
+        ("Bearer sk-proj-12345", "no API key of this server"),
+        ("Bearer {key}x", "no API key of this server"),
+        ("Bearer {key} {key}", "no API key of this server"),
+        ("Bearer \xff\x00", "no API key of this server"),
+    ],
+)
+async def test_what_cannot_be_a_key_never_reaches_the_database(
+    header: str | None, message: str, setup: Setup
+) -> None:
+    with pytest.raises(InvalidKey, match=message) as error:
+        await setup.authenticator.authenticate(header and header.replace("{key}", setup.key))
+    assert setup.statements == 0
+    assert (error.value.status, error.value.code) == (401, "invalid_api_key")
+    assert error.value.headers() == {"www-authenticate": "Bearer"}
+    assert setup.key not in error.value.message
+
+
+async def test_a_wrong_checksum_never_reaches_the_database(setup: Setup) -> None:
+    wrong = setup.key[:-1] + ("a" if setup.key[-1] != "a" else "b")
+    with pytest.raises(InvalidKey, match="mistyped"):
+        await setup.ask(wrong)
+    assert setup.statements == 0
+
+
+async def test_an_unknown_key_and_a_wrong_secret_look_the_same(setup: Setup) -> None:
+    unknown = key_form.make().text.reveal()
+    body = f"lg_sk_{setup.issued.row.public_id}_{unknown[17:60]}"
+    messages = []
+    for key in (unknown, body + key_form.checksum(body)):
+        with pytest.raises(InvalidKey) as error:
+            await setup.ask(key)
+        messages.append(error.value.message)
+    assert messages == [auth.WRONG_KEY] * 2
+
+
+async def test_a_revoked_key_is_told_so(setup: Setup) -> None:
+    await setup.change_key(revoked_at=now())
+    with pytest.raises(InvalidKey, match="revoked"):
+        await setup.ask()
+
+
+async def test_an_expired_key_is_told_so(setup: Setup) -> None:
+    await setup.change_key(expires_at=now() - timedelta(seconds=1))
+    with pytest.raises(InvalidKey, match="expired"):
+        await setup.ask()
+
+
+async def test_a_key_expires_even_while_it_is_cached(setup: Setup) -> None:
+    await setup.change_key(expires_at=now() + timedelta(milliseconds=300))
+    await setup.ask()
+    await asyncio.sleep(0.35)
+    with pytest.raises(InvalidKey, match="expired"):
+        await setup.ask()
+
+
+async def test_a_suspended_tenant_is_refused_and_not_taken_for_unknown(setup: Setup) -> None:
+    await setup.change_tenant(status="suspended")
+    with pytest.raises(PermissionDenied, match="suspended") as error:
+        await setup.ask()
+    assert error.value.code == "tenant_suspended"
+
+
+async def test_a_deleted_tenants_key_is_unknown(setup: Setup) -> None:
+    await setup.change_tenant(status="deleted")
+    with pytest.raises(InvalidKey, match="Incorrect"):
+        await setup.ask()
+
+
+async def test_the_reason_is_told_only_to_who_has_the_secret(setup: Setup) -> None:
+    await setup.change_key(revoked_at=now())
+    body = f"lg_sk_{setup.issued.row.public_id}_{'0' * 43}"
+    with pytest.raises(InvalidKey, match="Incorrect"):
+        await setup.ask(body + key_form.checksum(body))
+
+
+async def test_the_database_is_asked_once_in_a_while(setup: Setup) -> None:
+    for _ in range(50):
+        await setup.ask()
+    asked = setup.statements
+    setup.clock.seconds += CACHE_S - 0.01
+    await setup.ask()
+    assert setup.statements == asked
+    setup.clock.seconds += 0.02
+    await setup.ask()
+    assert setup.statements > asked
+
+
+async def test_many_requests_at_once_ask_the_database_once(setup: Setup) -> None:
+    await asyncio.gather(*(setup.ask() for _ in range(100)))
+    asked = setup.statements
+    setup.clock.seconds += CACHE_S
+    await asyncio.gather(*(setup.ask() for _ in range(100)))
+    assert setup.statements == 2 * asked
+
+
+async def test_a_request_that_is_cancelled_takes_no_other_with_it(setup: Setup) -> None:
+    first = asyncio.create_task(setup.ask())
+    second = asyncio.create_task(setup.ask())
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).tenant_slug == "acme"
+
+
+async def test_f15_a_revocation_is_known_within_the_cache_time(setup: Setup) -> None:
+    await setup.ask()
+    async with setup.database.session() as session:
+        await keys.revoke_key(session, setup.tenant.id, setup.issued.row.id)
+    setup.clock.seconds += CACHE_S
+    with pytest.raises(InvalidKey, match="revoked"):
+        await setup.ask()
+    assert CACHE_S <= 5
+
+
+async def test_f15_an_unknown_key_costs_the_database_one_question_in_a_while(setup: Setup) -> None:
+    unknown = key_form.make().text.reveal()
+    for _ in range(20):
+        with pytest.raises(InvalidKey):
+            await setup.ask(unknown)
+    assert setup.statements == 1
+
+
+async def test_inventing_keys_cannot_fill_the_memory(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "CACHE_KEYS_MAX", 5)
+    for _ in range(12):
+        with pytest.raises(InvalidKey):
+            await setup.ask(key_form.make().text.reveal())
+    assert len(setup.authenticator._known) == 5
+    await setup.ask()
+
+
+async def test_f16_a_lost_database_is_503_and_never_401(
+    postgres_database: Database, postgres_server: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = await Setup(postgres_database).make()
+    await setup.ask()
+    with stopped(postgres_server), caplog.at_level(logging.DEBUG):
+        await setup.ask()  # known, so still good
+        setup.clock.seconds += CACHE_S
+        for key in (setup.key, key_form.make().text.reveal()):
+            with pytest.raises(DatabaseUnavailable) as error:
+                await setup.ask(key)
+            assert error.value.headers() == {"retry-after": "2"}
+            assert key not in caplog.text
+    assert (await setup.ask()).tenant_slug == "acme"  # without a restart of ours
+
+
+async def test_the_last_use_is_written_later_and_at_most_once_a_minute(setup: Setup) -> None:
+    async def last_used() -> object:
+        async with setup.database.session() as session:
+            return (await session.get_one(ApiKey, setup.issued.row.id)).last_used_at
+
+    await setup.ask()
+    assert await last_used() is None
+    await setup.last_used.flush()
+    first = await last_used()
+    assert first is not None
+    setup.clock.seconds += 59
+    await setup.ask()
+    await setup.last_used.flush()
+    assert await last_used() == first
+    setup.clock.seconds += 2
+    await setup.ask()
+    await setup.last_used.flush()
+    assert await last_used() != first
+
+
+async def test_a_refused_key_is_not_used(setup: Setup) -> None:
+    await setup.change_key(revoked_at=now())
+    with pytest.raises(InvalidKey):
+        await setup.ask()
+    setup.statements = 0
+    await setup.last_used.flush()
+    assert setup.statements == 0
+
+
+async def test_the_last_use_is_written_at_the_end(setup: Setup) -> None:
+    async with setup.last_used.running():
+        await setup.ask()
+    async with setup.database.session() as session:
+        assert (await session.get_one(ApiKey, setup.issued.row.id)).last_used_at is not None

@@ -1,0 +1,146 @@
+"""Migrations on both databases: up, down, several at once, and equal to the tables in the code."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+
+from gateway import migrate
+from gateway.db import Base, async_url
+from gateway.errors import DatabaseUnavailable
+from gateway.settings import Database as DatabaseSettings
+from gateway.settings import Secret, Settings
+from tests.databases import PASSWORD, free_port
+
+UPGRADE = """
+import asyncio, sys
+from pathlib import Path
+from gateway import migrate
+from gateway.db import async_url
+asyncio.run(migrate.upgrade(async_url(sys.argv[1], Path())))
+"""
+
+
+@pytest.fixture
+def url(database_url: str) -> URL:
+    return async_url(database_url, Path())
+
+
+async def tables(url: URL) -> set[str]:
+    async with migrate.connection(url) as connection:
+        return set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
+
+
+async def test_up_makes_the_tables_and_down_removes_them(url: URL) -> None:
+    await migrate.upgrade(url)
+    assert {"tenants", "api_keys", "alembic_version"} <= await tables(url)
+    await migrate.downgrade(url, "base")
+    assert await tables(url) == {"alembic_version"}
+    await migrate.upgrade(url)
+    assert "tenants" in await tables(url)
+
+
+async def test_each_step_goes_down_and_up_again(url: URL) -> None:
+    script = ScriptDirectory(str(migrate.folder()))
+    steps = [step.revision for step in reversed(list(script.walk_revisions()))]
+    for before, step in zip(["base", *steps], steps, strict=False):
+        await migrate.upgrade(url, step)
+        await migrate.downgrade(url, before)
+        await migrate.upgrade(url, step)
+
+
+async def test_an_upgrade_keeps_the_rows_and_a_second_one_changes_nothing(url: URL) -> None:
+    await migrate.upgrade(url, "0001")
+    async with migrate.connection(url) as connection:
+        await connection.execute(
+            text(
+                "INSERT INTO tenants (id, slug, name, status, weight, created_at)"
+                " VALUES ('1', 'acme', 'Acme', 'active', 1.0, '2026-01-01 00:00:00+00:00')"
+            )
+        )
+        await connection.commit()
+    await migrate.upgrade(url)
+    await migrate.upgrade(url)
+    async with migrate.connection(url) as connection:
+        assert (await connection.execute(text("SELECT slug FROM tenants"))).scalars().all() == [
+            "acme"
+        ]
+
+
+async def test_the_tables_in_the_code_are_the_tables_in_the_database(url: URL) -> None:
+    await migrate.upgrade(url)
+
+    def differences(connection: Connection) -> list[object]:
+        return list(compare_metadata(MigrationContext.configure(connection), Base.metadata))
+
+    async with migrate.connection(url) as connection:
+        assert await connection.run_sync(differences) == []
+
+
+async def test_f27_parallel_upgrades_all_succeed(url: URL) -> None:
+    program = [sys.executable, "-c", UPGRADE, url.render_as_string(hide_password=False)]
+    run = partial(subprocess.run, program, capture_output=True, check=False)
+    runs = await asyncio.gather(*(asyncio.to_thread(run) for _ in range(3)))
+    assert [run.returncode for run in runs] == [0, 0, 0], runs
+    assert "tenants" in await tables(url)
+
+
+BROKEN = """
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision = "9999", "{head}"
+
+def upgrade():
+    op.create_table("half_done", sa.Column("id", sa.Integer, primary_key=True))
+    op.execute("SELECT * FROM no_such_table")
+"""
+
+
+async def test_f28_a_failing_migration_fails_aloud_and_leaves_the_database_as_it_was(
+    url: URL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(migrate.folder(), tmp_path / "migrations")
+    head = ScriptDirectory(str(copy)).get_current_head()
+    (copy / "versions" / "9999_broken.py").write_text(BROKEN.format(head=head))
+    monkeypatch.setattr(migrate, "folder", lambda: copy)
+    with pytest.raises((DBAPIError, DatabaseUnavailable), match="no_such_table"):
+        await migrate.upgrade(url)
+    assert await tables(url) == set()
+
+
+def test_the_alembic_command_works_on_the_configured_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LORAGATE_DATA_DIR", str(tmp_path / "data"))
+    config = Config()
+    config.set_main_option("script_location", str(migrate.folder()))
+    command.upgrade(config, "head")
+    command.check(config)
+    assert (tmp_path / "data" / "loragate.db").exists()
+
+
+async def test_a_database_that_is_away_is_named_without_its_password(tmp_path: Path) -> None:
+    url = f"postgresql://u:{PASSWORD}@127.0.0.1:{free_port()}/x"
+    settings = Settings(data_dir=tmp_path, database=DatabaseSettings(url=Secret(url)))
+    with pytest.raises(DatabaseUnavailable, match=r"database\.url") as error:
+        await migrate.prepare(settings)
+    assert PASSWORD not in str(error.value)
+
+
+async def test_the_data_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "deep" / "data")
+    await migrate.prepare(settings)
+    assert settings.data_dir.stat().st_mode & 0o777 == 0o700
