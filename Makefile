@@ -18,7 +18,7 @@ setup:
 	@$(PYTHON) scripts/bootstrap.py
 
 demo: setup
-	@$(RUN) gateway demo
+	@$(RUN) gateway demo $(if $(PORT),--port $(PORT))
 
 test: setup
 	@$(RUN) pytest

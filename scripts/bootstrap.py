@@ -230,8 +230,13 @@ def install_packages() -> None:
 def pip(arguments: list[str], title: str) -> None:
     from gateway.demo.progress import run
 
-    quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_USER": "0"}
-    run([str(PYTHON), "-m", "pip", *arguments], title, LOG, quiet)
+    environ = {
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_NO_INPUT": "1",
+        "PIP_PROGRESS_BAR": "off",
+        "PIP_USER": "0",
+    }
+    run([str(PYTHON), "-m", "pip", *arguments], title, LOG, environ)
 
 
 class only_one:

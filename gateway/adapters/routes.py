@@ -165,9 +165,11 @@ async def delete_adapter(
     engine: Injected[Engine],
 ) -> DeletedAdapter:
     principal.require("adapters:write")
-    async with database.session() as session:
-        removed = await catalog.remove(session, principal.tenant_id, name_or_id)
-    store.names.changed()
+    try:
+        async with database.session() as session:
+            removed = await catalog.remove(session, principal.tenant_id, name_or_id)
+    finally:
+        store.names.changed()
     await catalog.collect(database, store, engine, removed.version_digest)
     return DeletedAdapter(removed.adapter_id)
 

@@ -148,6 +148,8 @@ class Upload:
                     return placed
             except IntegrityError:
                 continue
+            finally:
+                self._store.names.changed()
         raise _changed_elsewhere()
 
 

@@ -49,7 +49,7 @@ class AdapterRef(Struct, frozen=True):
 
     digest: str
     folder: str
-    """Folder made by the adapter store: `MANIFEST_FILE` and `WEIGHTS_FILE`; never a client's path."""
+    """Made by the adapter store, holds `MANIFEST_FILE` and `WEIGHTS_FILE`; never a client's path."""
 
 
 MANIFEST_FILE = "manifest.json"

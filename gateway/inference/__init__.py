@@ -11,16 +11,18 @@ from gateway.inference.generation import Walk
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.injection import Injected
 from gateway.settings import Settings
+from gateway.tenants.keys import Principal
 
 
 def _walk(
+    principal: Injected[Principal],
     settings: Injected[Settings],
     engine: Injected[Engine],
     database: Injected[Database],
     store: Injected[AdapterStore],
     tokenizers: Injected[TokenizerSource],
 ) -> Walk:
-    return Walk(settings, engine, database, store, tokenizers)
+    return Walk(principal, settings, engine, database, store, tokenizers)
 
 
 handlers = [

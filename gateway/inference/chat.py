@@ -24,7 +24,6 @@ from gateway.inference.wire import (
 )
 from gateway.injection import Injected
 from gateway.settings import Settings
-from gateway.tenants.keys import Principal
 
 DECODER = msgspec.json.Decoder(ChatRequest)
 ENCODER = msgspec.json.Encoder()
@@ -48,7 +47,6 @@ MESSAGES_MAX = 10_000
 )
 async def create_chat_completion(
     request: Request[Any, Any, Any],
-    principal: Injected[Principal],
     settings: Injected[Settings],
     walk: Injected[Walk],
 ) -> Response[Any]:
@@ -56,8 +54,8 @@ async def create_chat_completion(
     ask = to_ask(body)
     if body.stream:
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(_frames(walk, principal, ask, include_usage=bool(include_usage)))
-    return Response(await unless_gone(request.receive, _complete(walk, principal, ask)))
+        return EventStream(_frames(walk, ask, include_usage=bool(include_usage)))
+    return Response(await unless_gone(request.receive, _complete(walk, ask)))
 
 
 def to_ask(body: ChatRequest) -> Ask:
@@ -145,8 +143,8 @@ def _part(part: ContentPart, param: str) -> str:
     return text
 
 
-async def _complete(walk: Walk, principal: Principal, ask: Ask) -> ChatCompletion:
-    async with walk.answer(principal, ask) as answer:
+async def _complete(walk: Walk, ask: Ask) -> ChatCompletion:
+    async with walk.answer(ask) as answer:
         text, ending = await answer.whole()
     return ChatCompletion(
         id=answer.id,
@@ -158,8 +156,8 @@ async def _complete(walk: Walk, principal: Principal, ask: Ask) -> ChatCompletio
     )
 
 
-async def _frames(walk: Walk, principal: Principal, ask: Ask, *, include_usage: bool) -> Frames:
-    async with walk.answer(principal, ask) as answer:
+async def _frames(walk: Walk, ask: Ask, *, include_usage: bool) -> Frames:
+    async with walk.answer(ask) as answer:
         chunks = ChatChunks(answer, ask.model, include_usage=include_usage)
         role = chunks.role()  # goes out together with the first piece
         async for event in answer:

@@ -17,7 +17,6 @@ from gateway.inference.stream import EventStream, Frames
 from gateway.inference.wire import CompletionRequest, TextChoice, TextCompletion
 from gateway.injection import Injected
 from gateway.settings import Settings
-from gateway.tenants.keys import Principal
 
 DECODER = msgspec.json.Decoder(CompletionRequest)
 ENCODER = msgspec.json.Encoder()
@@ -38,7 +37,6 @@ MAX_TOKENS_DEFAULT = 16
 )
 async def create_completion(
     request: Request[Any, Any, Any],
-    principal: Injected[Principal],
     settings: Injected[Settings],
     walk: Injected[Walk],
 ) -> Response[Any]:
@@ -46,8 +44,8 @@ async def create_completion(
     ask = to_ask(body)
     if body.stream:
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(_frames(walk, principal, ask, include_usage=bool(include_usage)))
-    return Response(await unless_gone(request.receive, _complete(walk, principal, ask)))
+        return EventStream(_frames(walk, ask, include_usage=bool(include_usage)))
+    return Response(await unless_gone(request.receive, _complete(walk, ask)))
 
 
 def to_ask(body: CompletionRequest) -> Ask:
@@ -89,8 +87,8 @@ def _prompt(prompt: str | list[str | int | list[int]]) -> str | list[int]:
     )
 
 
-async def _complete(walk: Walk, principal: Principal, ask: Ask) -> TextCompletion:
-    async with walk.answer(principal, ask) as answer:
+async def _complete(walk: Walk, ask: Ask) -> TextCompletion:
+    async with walk.answer(ask) as answer:
         text, ending = await answer.whole()
     return TextCompletion(
         id=answer.id,
@@ -102,8 +100,8 @@ async def _complete(walk: Walk, principal: Principal, ask: Ask) -> TextCompletio
     )
 
 
-async def _frames(walk: Walk, principal: Principal, ask: Ask, *, include_usage: bool) -> Frames:
-    async with walk.answer(principal, ask) as answer:
+async def _frames(walk: Walk, ask: Ask, *, include_usage: bool) -> Frames:
+    async with walk.answer(ask) as answer:
         chunks = TextChunks(answer, ask.model, include_usage=include_usage)
         async for event in answer:
             yield chunks.end(event) if isinstance(event, Ending) else chunks.text(event)

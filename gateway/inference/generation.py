@@ -79,26 +79,30 @@ class Ending(Struct, frozen=True):
 
 
 class Walk:
+    """What one client's request needs on its way."""
+
     def __init__(
         self,
+        principal: Principal,
         settings: Settings,
         engine: Engine,
         database: Database,
         store: AdapterStore,
         tokenizers: TokenizerSource,
     ) -> None:
+        self._principal = principal
         self._first_token_s_max = settings.server.first_token_s_max
         self._engine, self._database, self._store = engine, database, store
         self._tokenizers = tokenizers
 
     @asynccontextmanager
-    async def answer(self, principal: Principal, ask: Ask) -> AsyncIterator["Answer"]:
+    async def answer(self, ask: Ask) -> AsyncIterator["Answer"]:
         """Leaving it early cancels the work. Raises ApiError; so does the answer when iterated."""
-        principal.require("inference")
+        self._principal.require("inference")
         info = self._engine.info
         if info is None:
             raise EngineUnavailable("The engine is loading the base model.")
-        async with self._model(principal, ask.model, info) as adapter:
+        async with self._model(ask.model, info) as adapter:
             tokenizer = await self._tokenizers.get()
             prompt = await _tokens(tokenizer, ask, info)
             submit = Submit(
@@ -108,7 +112,7 @@ class Walk:
                 sampling=ask.sampling,
                 adapter=adapter,
                 stop_token_ids=sorted({*info.eos_token_ids, *tokenizer.eos_token_ids}),
-                fairness_key=principal.tenant_id,
+                fairness_key=self._principal.tenant_id,
             )
             try:
                 async with self._engine.submit(submit) as stream:
@@ -117,15 +121,13 @@ class Walk:
                 _raise(failure, ask)
 
     @asynccontextmanager
-    async def _model(
-        self, principal: Principal, model: str, info: ModelInfo
-    ) -> AsyncIterator[AdapterRef | None]:
+    async def _model(self, model: str, info: ModelInfo) -> AsyncIterator[AdapterRef | None]:
         """The adapter that `model` means to this tenant, kept until the end; None for the base."""
         if model == info.name:
             yield None
             return
         async with catalog.leased(
-            self._database, self._store, self._engine, principal.tenant_id, model
+            self._database, self._store, self._engine, self._principal.tenant_id, model
         ) as version:
             if version is None:
                 raise ModelNotFound(model)

@@ -1,3 +1,4 @@
+import errno
 import json
 import socket
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from gateway import connection
 from gateway.adapters import upload
+from gateway.adapters.store import AdapterStore
 from gateway.engine.messages import FailureCode, Submit
 from tests.adapters.conftest import ADAPTERS_MAX, UPLOAD_BYTES_MAX, Site
 from tests.adapters.making import config, tensors, weights
@@ -354,6 +356,21 @@ def test_a_client_that_sends_nothing_more_is_given_up(
     response = site.client.post("/v1/adapters", content=stopping(), headers=headers)
     assert "nothing came for" in error_of(response, 400)["message"]
     assert site.stored() == []
+
+
+def test_a_full_disk_is_told_to_come_back_and_leaves_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(AdapterStore, "put", full)
+    response = site.upload()
+    assert error_of(response, 503)["code"] == "storage_full"
+    assert response.headers["retry-after"] == "60"
+    monkeypatch.undo()
+    assert site.stored() == []
+    assert site.upload().status_code == 201
 
 
 def test_too_many_uploads_at_once_are_told_to_come_back(

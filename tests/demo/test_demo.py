@@ -4,11 +4,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,8 +72,6 @@ def test_a_server_that_cannot_start_gives_the_reason(
 
 
 def test_a_port_in_use_is_named(base_model: Path, tmp_path: Path) -> None:
-    import socket
-
     environ = environment(tmp_path, LORAGATE_MODEL=str(base_model))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -135,13 +134,19 @@ def test_a_stop_while_starting_leaves_no_process(base_model: Path, tmp_path: Pat
 
 
 def children(pid: int) -> list[int]:
-    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
-    return [int(line) for line in listed.stdout.split()]
+    return [child for child, (_, parent) in processes().items() if parent == pid]
 
 
 def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return processes().get(pid, ("Z", 0))[0] != "Z"
+
+
+def processes() -> dict[int, tuple[str, int]]:
+    """Process id → state and parent's id; Z is one that has ended."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it has ended meanwhile
+                state, parent, *_ = (folder / "stat").read_text().rpartition(")")[2].split()
+                found[int(folder.name)] = (state, int(parent))
+    return found
