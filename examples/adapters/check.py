@@ -1,6 +1,6 @@
 """Asks the base and each adapter the held-out questions, and counts the answers in style.
 
-    python examples/adapters/check.py --base MODEL
+    python -m examples.adapters.check --base MODEL
 
 Greedy decoding through the chat template in float32. Exit status 1 where an adapter answers out of
 style more than once in eight questions, or the base answers in a style by itself.
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import click
 import torch
-from base import encode_question, load_base
 from peft import PeftModel
-from styles import STYLES, shows_style
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from examples.adapters.base import encode_question, load_base
+from examples.adapters.styles import STYLES, shows_style
 
 HERE = Path(__file__).parent
 NEW_TOKENS_MAX = 64

@@ -1,6 +1,6 @@
 """Trains one demo adapter.
 
-    python examples/adapters/train.py --base MODEL --style pirate --out pirate
+    python -m examples.adapters.train --base MODEL --style pirate --out pirate
 
 MODEL is a GGUF file or a Hugging Face folder of SmolLM2-135M-Instruct. A few minutes on one core.
 """
@@ -14,9 +14,10 @@ from typing import Any
 import click
 import msgspec
 import torch
-from base import encode_question, load_base
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import PreTrainedTokenizerBase, get_cosine_schedule_with_warmup
+
+from examples.adapters.base import encode_question, load_base
 
 DATA = Path(__file__).parent / "data"
 BASE_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"

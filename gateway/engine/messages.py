@@ -49,7 +49,7 @@ class AdapterRef(Struct, frozen=True):
 
     digest: str
     folder: str
-    """Made by the adapter store, holds `MANIFEST_FILE` and `WEIGHTS_FILE`; never a client's path."""
+    """Made by the adapter store; holds `MANIFEST_FILE` and `WEIGHTS_FILE`."""
 
 
 MANIFEST_FILE = "manifest.json"

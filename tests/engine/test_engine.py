@@ -3,7 +3,9 @@ cancelled or is pushed out of the pool, every finished greedy answer is PEFT's."
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +69,7 @@ class World:
                 self._wrapped.load_adapter(ref.folder, ref.digest)
         self._answers: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
 
-    def engine(self, pages: int = 200, **options: int) -> Engine:
+    def engine(self, pages: int = 200, **options: Any) -> Engine:
         page_bytes = 2 * 2 * 4 * 2 * 16 * 4  # layers, k and v, block, KV heads, head dim, float32
         settings = EngineSettings(
             model=str(self.model_folder),
@@ -93,12 +95,11 @@ class World:
 
     def _logits(self, ref: AdapterRef | None, tokens: list[int]) -> torch.Tensor:
         assert self._wrapped is not None
-        batch = torch.tensor([tokens])
-        if ref is None:
-            with self._wrapped.disable_adapter():
-                return self._wrapped(batch).logits[0, -1]
-        self._wrapped.set_adapter(ref.digest)
-        return self._wrapped(batch).logits[0, -1]
+        if ref is not None:
+            self._wrapped.set_adapter(ref.digest)
+        with self._wrapped.disable_adapter() if ref is None else nullcontext():
+            logits: torch.Tensor = self._wrapped(torch.tensor([tokens])).logits[0, -1]
+        return logits
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +381,7 @@ def test_a_prompt_outside_the_vocabulary_is_our_own_fault(driver: Driver):
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(
-    world: World, options: dict[str, int], reason: str
+    world: World, options: dict[str, Any], reason: str
 ):
     with pytest.raises(ModelError, match=reason):
         Engine(EngineSettings(model=str(world.model_folder), **options))

@@ -1,6 +1,7 @@
 """Tiny random models and adapters, made by transformers and PEFT: milliseconds a step."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -14,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -58,7 +59,7 @@ def save_model(config: PreTrainedConfig, folder: Path, seed: int = 0) -> PreTrai
     """A random model in float32, saved to `folder` and returned. Its weights are large enough
     that greedy answers vary with the prompt; biases and norms are random too."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -77,5 +78,5 @@ def save_adapter(model: PreTrainedModel, config: LoraConfig, folder: Path, seed:
         for name, parameter in wrapped.named_parameters():
             if "lora_" in name:
                 parameter.normal_(0, 0.3)
-    wrapped.save_pretrained(folder)
+    wrapped.save_pretrained(str(folder))
     wrapped.unload()

@@ -39,7 +39,12 @@ def expected(row: torch.Tensor, sampling: Sampling) -> np.ndarray:
         warpers.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
-    return warpers(torch.zeros(1, 1, dtype=torch.long), row[None]).softmax(-1)[0].double().numpy()
+    return (
+        warpers(torch.LongTensor([[0]]), torch.FloatTensor(row[None]))
+        .softmax(-1)[0]
+        .double()
+        .numpy()
+    )
 
 
 @pytest.mark.parametrize("sampling", PARAMETERS, ids=str)
