@@ -181,7 +181,8 @@ def _bytes_per_step(info: ModelInfo, sequences: int, adapters: int) -> float:
     lora = ranks * info.layers * sum(rows + columns for rows, columns in projections)
     context = sequences * (PROMPT_TOKENS + OUTPUT_TOKENS / 2)
     kv = context * info.layers * 2 * info.projections["k_proj"][0]
-    return (weights + lora + kv) * getattr(torch, info.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, info.dtype)
+    return (weights + lora + kv) * dtype.itemsize
 
 
 def _rate(

@@ -100,6 +100,8 @@ class Submit(Struct, frozen=True, tag="submit"):
     """Tokens that end the answer; they are not part of it."""
     fairness_key: str = ""
     """Opaque to the engine: requests of one key share one turn."""
+    fairness_weight: float = 1.0
+    """Tokens of a key with weight 2 count half."""
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):

@@ -1,20 +1,24 @@
 """Iteration-level scheduling (Orca, OSDI 2022): who computes what in the next iteration.
 
-Each iteration has one token budget. Running decodes get their token first, then the prefills
-already begun, in chunks, then newly admitted ones (Sarathi-Serve, arXiv 2403.02310, section 4).
-When pages run out, idle adapters go first, then the youngest sequence is preempted: its pages
-are given back and it computes again later, with the same result.
+Each iteration has one token budget. Running decodes get their token first; prompts, in chunks,
+share the rest (Sarathi-Serve, arXiv 2403.02310, section 4) in the order of their tenants'
+virtual token counters. When pages run out, idle adapters go first; then a sequence is preempted:
+its pages are given back, and it computes again later, with the same result.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from gateway.engine.memory.pager import AdapterError, AdapterPager
 from gateway.engine.memory.pages import PagePool
 from gateway.engine.messages import Event, Failed, Finished, Submit, Tokens
+from gateway.engine.scheduling.fairness import VirtualTokenCounters
 from gateway.engine.scheduling.plan import Plan, Slice
+from gateway.engine.scheduling.queue import WaitingQueue
 from gateway.engine.scheduling.sequence import Sequence
+
+AGE_TOKENS = 16
+"""A prefill that is running gains as many tokens an iteration on shorter ones that come later."""
 
 
 class Limits(NamedTuple):
@@ -32,8 +36,10 @@ class Scheduler:
         self._pool = pool
         self._pager = pager
         self._arrivals = 0
-        self.waiting: OrderedDict[str, Sequence] = OrderedDict()  # next to be admitted first
-        self.running: OrderedDict[str, Sequence] = OrderedDict()  # oldest first
+        self._iteration = 0
+        self.counters = VirtualTokenCounters()
+        self.waiting = WaitingQueue()
+        self.running: dict[str, Sequence] = {}
         self.preemptions = 0
 
     # --- requests come and go between iterations ------------------------------------------------
@@ -44,7 +50,8 @@ class Scheduler:
         if refusal is not None:
             return refusal
         self._arrivals += 1
-        self.waiting[request.request_id] = Sequence(request, self._arrivals)
+        self.waiting.push(Sequence(request, self._arrivals))
+        self.counters.enter(request.fairness_key)
         if request.adapter is not None:
             self._pager.want(request.adapter)
         return None
@@ -52,16 +59,16 @@ class Scheduler:
     def cancel(self, request_id: str) -> None:
         """Give back at once all that the request holds."""
         if request_id in self.waiting:
-            self._leave_queue(self.waiting.pop(request_id))
+            self._drop(request_id)
         elif request_id in self.running:
-            self._stop(self.running.pop(request_id))
+            self._end(self.running[request_id])
 
     @property
     def busy(self) -> bool:
         """False while every request there is waits for its adapter to be read."""
         return bool(self.running) or any(
             sequence.request.adapter is None or self._pager.settled(sequence.request.adapter.digest)
-            for sequence in self.waiting.values()
+            for sequence in self.waiting
         )
 
     # --- one iteration --------------------------------------------------------------------------
@@ -69,25 +76,65 @@ class Scheduler:
     def plan(self) -> Plan:
         """Decide the next iteration. Takes the pages it will write to."""
         self._pager.collect()
-        events: list[Event] = []
-        counts: dict[str, int] = {}
-        budget = self._limits.step_tokens
-        preempted = self.preemptions
-        for sequence in self._decodes_then_prefills():
-            if budget and sequence.request.request_id in self.running:
-                count = min(sequence.pending, budget)
-                if self._grow(sequence, count):
-                    counts[sequence.request.request_id] = count
-                    budget -= count
-        if self.preemptions == preempted:  # else those sent back would push out others in turn
-            self._admit(counts, budget, events)
+        self._iteration += 1
+        step = _Step(self._limits.step_tokens)
+        preemptions = self.preemptions
+        for sequence in [item for item in self.running.values() if item.pending == 1]:
+            self._schedule(sequence, step)
+        self._prefill(step, admitting=self.preemptions == preemptions)
         slices = [
-            Slice(self.running[request_id], count)
-            for request_id, count in counts.items()
+            Slice(self.running[request_id], length)
+            for request_id, length in step.lengths.items()
             if request_id in self.running  # a later one may have preempted it
         ]
         slices.sort(key=lambda item: item.sequence.digest or "")
-        return Plan(slices, events)
+        return Plan(slices, step.events)
+
+    def _prefill(self, step: "_Step", admitting: bool) -> None:
+        """Spend what the decodes left: prompts in chunks, those begun and those that wait alike
+        in fair order, until the budget is used up exactly (SplitFuse, arXiv 2401.08671).
+
+        Not `admitting` after a preemption: those sent back would push out others in turn.
+        """
+        begun = [item for item in self.running.values() if item.pending > 1]
+        while step.budget:
+            following = min(begun, key=self._turn, default=None)
+            newcomer = self._newcomer(step) if admitting else None
+            if newcomer and (following is None or self._turn(newcomer) < self._turn(following)):
+                if self._missing_pages(newcomer) > 0:
+                    admitting = False
+                    continue
+                self._start(newcomer)
+                self._schedule(newcomer, step)
+            elif following:
+                begun.remove(following)
+                self._schedule(following, step)
+            else:
+                return
+
+    def _turn(self, sequence: Sequence) -> tuple[float, float]:
+        """Least served tenant first; within one, the shortest rest of a prompt, but one that
+        has been running for long before one that came later."""
+        started = sequence.admitted if sequence.id in self.running else self._iteration
+        age = self._iteration - started
+        return self.counters.served[sequence.key], sequence.pending - AGE_TOKENS * age
+
+    def _schedule(self, sequence: Sequence, step: "_Step") -> None:
+        """Give a running sequence as many of its pending tokens as the budget has."""
+        length = min(sequence.pending, step.budget)
+        if sequence.id not in self.running or not length or not self._grow(sequence, length):
+            return
+        step.lengths[sequence.id] = length
+        step.budget -= length
+        self._charge(sequence, length)
+
+    def _charge(self, sequence: Sequence, length: int) -> None:
+        reached = sequence.computed + length
+        prompt = len(sequence.request.prompt)
+        inputs = max(0, min(reached, prompt) - sequence.charged)
+        outputs = max(0, reached - max(prompt, sequence.charged))
+        sequence.charged = max(sequence.charged, reached)
+        self.counters.charge(sequence.key, sequence.request.fairness_weight, inputs, outputs)
 
     def commit(self, plan: Plan, sampled: Iterable[int | None]) -> list[Event]:
         """Record what the iteration computed. `sampled` has one entry per slice that samples;
@@ -104,7 +151,7 @@ class Scheduler:
     def _advance(self, sequence: Sequence, token: int | None) -> list[Event]:
         request = sequence.request
         if token is None:
-            self._stop(self.running.pop(request.request_id))
+            self._end(sequence)
             cause = "adapter" if request.adapter else "model"
             detail = f"the {cause} computed NaN or Inf for this prompt"
             return [Failed(request.request_id, "not_finite", detail)]
@@ -112,7 +159,7 @@ class Scheduler:
         stopped = token in request.stop_token_ids
         events: list[Event] = [] if stopped else [Tokens(request.request_id, [token])]
         if stopped or len(sequence.tokens) >= sequence.limit:
-            self._stop(self.running.pop(request.request_id))
+            self._end(sequence)
             events.append(
                 Finished(
                     request.request_id,
@@ -139,26 +186,20 @@ class Scheduler:
         assert 0 <= min(prompt) <= max(prompt) < limits.vocab_size, "a token outside the vocabulary"
         return None
 
-    def _admit(self, counts: dict[str, int], budget: int, events: list[Event]) -> None:
-        """Start waiting sequences in order while there is budget and room. One that waits for
-        its adapter to be read holds up nobody."""
-        for sequence in list(self.waiting.values()):
-            if not budget or len(self.running) >= self._limits.running_max:
-                return
-            failure = self._adapter_failure(sequence) or self._never_fits(sequence)
-            if failure is not None:
-                del self.waiting[sequence.request.request_id]
-                self._leave_queue(sequence)
-                events.append(failure)
-            elif not self._at_hand(sequence):
-                continue
-            elif self._missing_pages(sequence) > 0:
-                return
-            else:
-                self._start(sequence)
-                count = counts[sequence.request.request_id] = min(sequence.pending, budget)
-                self._take(sequence, sequence.pending)
-                budget -= count
+    def _newcomer(self, step: "_Step") -> Sequence | None:
+        """The next waiting sequence in fair order. One that waits for its adapter to be read
+        holds up nobody; one that can never run leaves the queue with the reason."""
+        if len(self.running) >= self._limits.running_max:
+            return None
+        for key in sorted(self.waiting.keys, key=self.counters.served.__getitem__):
+            for sequence in self.waiting.of(key):
+                failure = self._adapter_failure(sequence) or self._never_fits(sequence)
+                if failure is not None:
+                    self._drop(sequence.id)
+                    step.events.append(failure)
+                elif self._at_hand(sequence):
+                    return sequence
+        return None
 
     def _at_hand(self, sequence: Sequence) -> bool:
         adapter = sequence.request.adapter
@@ -189,9 +230,9 @@ class Scheduler:
         return adapter + self._blocks(sequence.pending + 1) - there
 
     def _start(self, sequence: Sequence) -> None:
-        """From the queue to the running ones, with its adapter leased."""
+        """From the queue to the running ones, with its adapter leased and pages for its prompt."""
         digest = sequence.digest
-        del self.waiting[sequence.request.request_id]
+        self.waiting.take(sequence.id)
         if digest:
             self._make_room(self._pager.pages_to_lease(digest), keep=digest)
             sequence.adapter = self._pager.lease(digest)
@@ -199,25 +240,27 @@ class Scheduler:
         held = len(sequence.adapter.pages) if sequence.adapter else 0
         roof = (self._pool.total - held) * self._limits.block_tokens
         sequence.limit = min(sequence.limit, roof, self._limits.context_tokens)
-        self.running[sequence.request.request_id] = sequence
+        sequence.admitted = self._iteration
+        self.running[sequence.id] = sequence
+        self._take(sequence, sequence.pending)
 
     # --- pages ----------------------------------------------------------------------------------
-
-    def _decodes_then_prefills(self) -> list[Sequence]:
-        return sorted(self.running.values(), key=lambda sequence: sequence.pending > 1)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._limits.block_tokens)
 
-    def _grow(self, sequence: Sequence, count: int) -> bool:
-        """Make sure that `count` more tokens have pages, preempting the youngest if need be.
-        False if that was this sequence itself."""
-        while self._lacks(sequence, count) > self._pool.free + self._pager.idle_pages():
-            youngest = max(self.running.values(), key=lambda other: other.arrived)
-            self._preempt(youngest)
-            if youngest is sequence:
+    def _grow(self, sequence: Sequence, length: int) -> bool:
+        """Make sure that `length` more tokens have pages, preempting others if need be: the
+        youngest request of the tenant that was served most. False if that was this one."""
+        while self._lacks(sequence, length) > self._pool.free + self._pager.idle_pages():
+            victim = max(
+                self.running.values(),
+                key=lambda other: (self.counters.served[other.key], other.arrived),
+            )
+            self._preempt(victim)
+            if victim is sequence:
                 return False
-        self._take(sequence, count)
+        self._take(sequence, length)
         return True
 
     def _lacks(self, sequence: Sequence, count: int) -> int:
@@ -234,18 +277,17 @@ class Scheduler:
         sequence.pages += self._pool.take(missing, sequence.owner)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue, to compute again from its first token."""
-        request = sequence.request
-        self._stop(self.running.pop(request.request_id))
+        """Back to the head of its queue, to compute again from its first token."""
+        self._stop(sequence)
         sequence.computed = 0
-        self.waiting[request.request_id] = sequence
-        self.waiting.move_to_end(request.request_id, last=False)
-        if request.adapter is not None:
-            self._pager.want(request.adapter)
+        self.waiting.push_back(sequence)
+        if sequence.request.adapter is not None:
+            self._pager.want(sequence.request.adapter)
         self.preemptions += 1
 
     def _stop(self, sequence: Sequence) -> None:
         """Give back what a sequence holds while running."""
+        del self.running[sequence.id]
         self._pool.give(sequence.pages, sequence.owner)
         sequence.pages = []
         if sequence.adapter is not None:
@@ -253,6 +295,22 @@ class Scheduler:
             assert sequence.digest is not None
             self._pager.release(sequence.digest)
 
-    def _leave_queue(self, sequence: Sequence) -> None:
+    def _end(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        self.counters.leave(sequence.key)
+
+    def _drop(self, request_id: str) -> None:
+        """A waiting request goes for good."""
+        sequence = self.waiting.take(request_id)
+        self.counters.leave(sequence.key)
         if sequence.digest is not None:
             self._pager.unwant(sequence.digest)
+
+
+class _Step:
+    """An iteration while it is planned."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.lengths: dict[str, int] = {}
+        self.events: list[Event] = []

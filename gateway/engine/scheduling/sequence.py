@@ -12,7 +12,18 @@ class Sequence:
     preemption `computed` is 0 again and nothing else has changed.
     """
 
-    __slots__ = ("adapter", "arrived", "computed", "limit", "owner", "pages", "request", "tokens")
+    __slots__ = (
+        "adapter",
+        "admitted",
+        "arrived",
+        "charged",
+        "computed",
+        "limit",
+        "owner",
+        "pages",
+        "request",
+        "tokens",
+    )
 
     def __init__(self, request: Submit, arrived: int) -> None:
         self.request = request
@@ -24,8 +35,20 @@ class Sequence:
         self.owner = Owner("kv", request.request_id)
         self.adapter: Resident | None = None
         """The leased adapter while running."""
+        self.admitted = 0
+        """Iteration in which it last began to run."""
+        self.charged = 0
+        """Tokens charged to its tenant; what a preemption makes compute again is not charged."""
         self.limit = len(request.prompt) + request.max_tokens
         """Length at which it ends; lowered on admission to what the pool can ever hold."""
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def key(self) -> str:
+        return self.request.fairness_key
 
     @property
     def pending(self) -> int:

@@ -1,0 +1,54 @@
+"""Whose turn it is: virtual token counters (VTC, Sheng et al., arXiv 2401.00588, algorithm 2).
+
+Each key (a tenant) has a counter of the service that it got: tokens computed for it, weighted by
+their price, divided by its weight. The smallest counter is served next. A key that comes back
+after a pause is lifted to the smallest counter of those that are active, so nobody saves up
+turns by staying away; and nobody loses debts by leaving, since counters never sink.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+INPUT_PRICE = 1.0
+OUTPUT_PRICE = 2.0
+"""An output token costs a pass of its own (the paper's prices, section 3.1)."""
+
+
+class VirtualTokenCounters:
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+        self._active: Counter[str] = Counter()  # requests waiting or running
+        self._floor = 0.0
+
+    @property
+    def served(self) -> Mapping[str, float]:
+        """Price of the tokens computed ÷ weight, by key."""
+        return self._served
+
+    def enter(self, key: str) -> None:
+        """A request of the key has arrived."""
+        if key not in self._active:
+            if self._active:
+                self._floor = min(self._served[other] for other in self._active)
+            served = max(self._served.get(key, 0.0), self._floor)
+            self._forget_the_even()
+            self._served[key] = served
+        self._active[key] += 1
+
+    def leave(self, key: str) -> None:
+        """A request of the key has ended."""
+        self._active[key] -= 1
+        if not self._active[key]:
+            del self._active[key]
+            if not self._active:  # the last to leave sets the level for the next to come
+                self._floor = self._served[key]
+
+    def charge(self, key: str, weight: float, input_tokens: int, output_tokens: int) -> None:
+        price = INPUT_PRICE * input_tokens + OUTPUT_PRICE * output_tokens
+        self._served[key] += price / weight
+
+    def _forget_the_even(self) -> None:
+        """Keys that are away and not above the floor would be lifted to it anyway."""
+        for key, served in list(self._served.items()):
+            if served <= self._floor and key not in self._active:
+                del self._served[key]
