@@ -113,6 +113,7 @@ class Walk:
                 adapter=adapter,
                 stop_token_ids=sorted({*info.eos_token_ids, *tokenizer.eos_token_ids}),
                 fairness_key=self._principal.tenant_id,
+                fairness_weight=self._principal.weight,
             )
             try:
                 async with self._engine.submit(submit) as stream:

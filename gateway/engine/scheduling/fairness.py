@@ -37,6 +37,7 @@ class VirtualTokenCounters:
 
     def leave(self, key: str) -> None:
         """A request of the key has ended."""
+        assert self._active[key], f"{key!r} left more often than it entered"
         self._active[key] -= 1
         if not self._active[key]:
             del self._active[key]
