@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gateway.engine.kernels.segments import AttentionSpan, LoraSegment
+from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.buffer import matrix
 
 
@@ -26,7 +26,7 @@ def write_kv(
 def paged_attention(
     q_THE: Tensor,
     cache_N2BKE: Tensor,
-    spans: Sequence[AttentionSpan],
+    spans: Work[AttentionSpan],
     scale: float,
     window: int | None,
 ) -> Tensor:
@@ -65,7 +65,7 @@ def _mask(count: int, context: int, window: int | None, device: torch.device) ->
 
 
 def lora_shrink(
-    x_TD: Tensor, pages_NP: Tensor, segments: Sequence[LoraSegment], layer: int, group: str
+    x_TD: Tensor, pages_NP: Tensor, segments: Work[LoraSegment], layer: int, group: str
 ) -> list[Tensor | None]:
     """scale · x Aᵀ per segment, float32 (tokens of the segment, R of its adapter).
 
@@ -88,7 +88,7 @@ def lora_shrink(
 def lora_expand(
     shrunk: Sequence[Tensor | None],
     pages_NP: Tensor,
-    segments: Sequence[LoraSegment],
+    segments: Work[LoraSegment],
     layer: int,
     group: str,
     y_TC: Tensor,

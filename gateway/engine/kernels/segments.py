@@ -1,10 +1,36 @@
 """The work lists that the attention and LoRA kernels walk. Built once per iteration."""
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
 from gateway.engine.memory.rows import RowLayout
+
+Item = TypeVar("Item")
+Derived = TypeVar("Derived")
+
+
+class Work(Generic[Item]):
+    """A work list of one batch, the same for all layers, and what implementations derive from
+    it: tables of offsets, say, that are built once and not once a layer."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = items
+        self._derived: dict[Callable[..., Any], Any] = {}
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def derive(self, build: Callable[[Sequence[Item]], Derived]) -> Derived:
+        """`build(items)`, called at most once for this batch."""
+        if build not in self._derived:
+            self._derived[build] = build(self._items)
+        derived: Derived = self._derived[build]
+        return derived
 
 
 class AttentionSpan(NamedTuple):

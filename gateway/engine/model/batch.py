@@ -10,7 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from gateway.engine.kernels.segments import AttentionSpan, LoraSegment
+from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.scheduling.plan import Slice
 
 
@@ -22,8 +22,8 @@ class Batch:
     """Pool page that takes each token's KV."""
     slot_T: Tensor
     """Its place within that page."""
-    spans: list[AttentionSpan]
-    lora: list[LoraSegment]
+    spans: Work[AttentionSpan]
+    lora: Work[LoraSegment]
     """One per distinct adapter; tokens without an adapter are in none."""
     last_S: Tensor
     """Index of the last token of each sampling slice, in slice order."""
@@ -51,8 +51,8 @@ class Batch:
             positions_T=positions_T,
             page_T=torch.tensor(pages, device=device),
             slot_T=positions_T % block_tokens,
-            spans=spans,
-            lora=_segments(slices),
+            spans=Work(spans),
+            lora=Work(_segments(slices)),
             last_S=torch.tensor(last, dtype=torch.long, device=device),
         )
 

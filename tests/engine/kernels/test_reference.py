@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gateway.engine.kernels import reference
-from gateway.engine.kernels.segments import AttentionSpan, LoraSegment
+from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.buffer import KvShape, PageBuffer, store
 from gateway.engine.memory.rows import GROUPS, RowLayout, TargetRank
 
@@ -48,7 +48,7 @@ def test_paged_attention_equals_contiguous_attention(
         spans.append(AttentionSpan(start, start + new, past + new, pages))
         expected.append(_attention(q_THE[start : start + new], kv[0], kv[1], window))
         start += new
-    out_THE = reference.paged_attention(q_THE, buffer.kv_layers[1], spans, 0.3, window)
+    out_THE = reference.paged_attention(q_THE, buffer.kv_layers[1], Work(spans), 0.3, window)
     torch.testing.assert_close(out_THE, torch.cat(expected), atol=1e-12, rtol=0)
     assert buffer.kv_layers[0].isnan().all()
 
@@ -131,9 +131,9 @@ def test_lora_adds_each_adapters_product_to_its_own_tokens(
         segments.append(LoraSegment(start, start + count, layout, pages))
         start += count
     base_before = y_TC[:base_tokens].clone()
-    shrunk = reference.lora_shrink(x_TD, pages_NP, segments, 1, group)
+    shrunk = reference.lora_shrink(x_TD, pages_NP, Work(segments), 1, group)
     assert all(h is None or h.dtype == torch.float32 for h in shrunk)
-    reference.lora_expand(shrunk, pages_NP, segments, 1, group, y_TC)
+    reference.lora_expand(shrunk, pages_NP, Work(segments), 1, group, y_TC)
     assert torch.equal(y_TC[:base_tokens], base_before)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(y_TC.double(), expected, atol=tolerance * 10, rtol=tolerance)
