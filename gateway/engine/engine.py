@@ -1,12 +1,15 @@
 """The engine: requests in, events out, one iteration at a time. No threads, no clock, no I/O
 of its own but the adapter reader's."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numba
 import torch
 
+from gateway.engine import kernels
 from gateway.engine.memory.buffer import KvShape, PageBuffer
 from gateway.engine.memory.pager import AdapterPager
 from gateway.engine.memory.pages import PagePool
@@ -19,6 +22,7 @@ from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.errors import ModelError
 from gateway.engine.model.rope import Rope
 from gateway.engine.model.sampling import Draw, sample
+from gateway.engine.model.warm_up import warm_up
 from gateway.engine.scheduling.plan import Slice
 from gateway.engine.scheduling.scheduler import Limits, Scheduler
 
@@ -28,6 +32,7 @@ class Engine:
     requests wait for has been read."""
 
     def __init__(self, settings: EngineSettings, wake: Callable[[], None] = lambda: None) -> None:
+        _use_threads(settings.threads or _cores())
         self.device = _device(settings.device)
         dtype = _dtype(settings.dtype, self.device)
         path = Path(settings.model)
@@ -57,8 +62,13 @@ class Engine:
         )
         self.scheduler = Scheduler(limits, self.pool, self.pager)
         self._decoder = Decoder(
-            config, loaded, Rope(config, limits.context_tokens, self.device), buffer
+            config,
+            loaded,
+            Rope(config, limits.context_tokens, self.device),
+            buffer,
+            kernels.choose(self.device),
         )
+        warm_up(self._decoder, projections)
         self._block_tokens = settings.block_tokens
         self.info = ModelInfo(
             digest=digest,
@@ -146,6 +156,17 @@ def _projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
     }
+
+
+def _use_threads(count: int) -> None:
+    """Of torch and of the compiled loops; they never run at the same time."""
+    torch.set_num_threads(count)
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _device(asked: str) -> str:

@@ -10,7 +10,6 @@ import sys
 import threading
 
 import msgspec
-import torch
 import zmq
 
 from gateway.engine.engine import Engine
@@ -30,7 +29,6 @@ def main() -> None:
     )
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
-    torch.set_num_threads(settings.threads or _cores())
     with Border(sys.argv[1]) as border:
         try:
             engine = Engine(settings, wake=border.wake)
@@ -89,10 +87,6 @@ class Border:
 
     def send(self, events: Events) -> None:
         self._socket.send(self._encoder.encode(events))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _exit_with_parent() -> None:

@@ -36,22 +36,32 @@ def paged_attention(
     `window`: a token sees itself and the `window - 1` tokens before it; None: all.
     """
     out_THE = torch.empty_like(q_THE)
-    heads, kv_heads = q_THE.shape[1], cache_N2BKE.shape[3]
     for span in spans:
-        count = span.stop - span.start
-        kv_2LKE = cache_N2BKE[span.pages].transpose(0, 1).flatten(1, 2)[:, : span.context]
-        k_KLE, v_KLE = kv_2LKE[0].transpose(0, 1), kv_2LKE[1].transpose(0, 1)
-        q_HtE = q_THE[span.start : span.stop].transpose(0, 1)
-        out_HtE = F.scaled_dot_product_attention(
-            q_HtE[None],
-            k_KLE[None],
-            v_KLE[None],
-            attn_mask=_mask(count, span.context, window, q_THE.device),
-            scale=scale,
-            enable_gqa=heads != kv_heads,
-        )[0]
-        out_THE[span.start : span.stop] = out_HtE.transpose(0, 1)
+        attend(q_THE, cache_N2BKE, span, scale, window, out_THE)
     return out_THE
+
+
+def attend(
+    q_THE: Tensor,
+    cache_N2BKE: Tensor,
+    span: AttentionSpan,
+    scale: float,
+    window: int | None,
+    out_THE: Tensor,
+) -> None:
+    """One span of `paged_attention`, into its rows of `out_THE`."""
+    kv_2LKE = cache_N2BKE[span.pages].transpose(0, 1).flatten(1, 2)[:, : span.context]
+    k_KLE, v_KLE = kv_2LKE[0].transpose(0, 1), kv_2LKE[1].transpose(0, 1)
+    q_HtE = q_THE[span.start : span.stop].transpose(0, 1)
+    out_HtE = F.scaled_dot_product_attention(
+        q_HtE[None],
+        k_KLE[None],
+        v_KLE[None],
+        attn_mask=_mask(span.stop - span.start, span.context, window, q_THE.device),
+        scale=scale,
+        enable_gqa=q_HtE.shape[0] != k_KLE.shape[0],
+    )[0]
+    out_THE[span.start : span.stop] = out_HtE.transpose(0, 1)
 
 
 def _mask(count: int, context: int, window: int | None, device: torch.device) -> Tensor | None:

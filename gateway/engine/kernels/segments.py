@@ -1,6 +1,7 @@
 """The work lists that the attention and LoRA kernels walk. Built once per iteration."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
@@ -44,7 +45,8 @@ class AttentionSpan(NamedTuple):
     """int64: the sequence's pages in order, just enough for `context`."""
 
 
-class LoraSegment(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LoraSegment:
     """Tokens `start:stop` of the batch use one adapter."""
 
     start: int
@@ -52,3 +54,5 @@ class LoraSegment(NamedTuple):
     layout: RowLayout
     pages: list[int]
     """Where in the pool the adapter's pages lie."""
+    tables: dict[str, Any] = field(default_factory=dict)
+    """What implementations derive from layout and pages, kept while the adapter stays in them."""

@@ -9,6 +9,7 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from gateway.engine.memory.buffer import PageBuffer, Slab
 from gateway.engine.memory.pages import Owner, PagePool
@@ -25,12 +26,14 @@ class AdapterError(Exception):
 class Resident:
     """An adapter whose pages are in the pool."""
 
-    __slots__ = ("layout", "leases", "pages")
+    __slots__ = ("layout", "leases", "pages", "tables")
 
     def __init__(self, layout: RowLayout, pages: list[int]) -> None:
         self.layout = layout
         self.pages = pages
         self.leases = 0
+        self.tables: dict[str, Any] = {}
+        """What kernels derive from layout and pages."""
 
 
 class AdapterPager:

@@ -13,7 +13,9 @@ Targets that read the same input share one shrink pass, so their A rows lie toge
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
@@ -21,6 +23,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 TARGETS = tuple(target for targets in GROUPS.values() for target in targets)
 
 
@@ -65,6 +69,31 @@ class GroupRows(NamedTuple):
     expand: tuple[Expand, ...]
 
 
+class RowTable(NamedTuple):
+    """The same layout as flat arrays, for kernels that walk single rows.
+
+    Of each (layer, group) first its `rank` rows of A lie one after another, then as many of Bᵀ:
+
+        entry   first … first+rank      …first+2·rank
+                A rows, `scale`         Bᵀ rows, `column` and `width`
+    """
+
+    first_LG: IntArray
+    """int64 (layers, groups): entry of the first A row, groups in the order of GROUPS."""
+    rank_LG: IntArray
+    """int64 (layers, groups); 0 where the adapter leaves the group alone."""
+    page_X: IntArray
+    """int64: index into the adapter's own pages."""
+    offset_X: IntArray
+    """int64: elements from the start of the page."""
+    scale_X: FloatArray
+    """float32."""
+    column_X: IntArray
+    """int64: first column of the group's fused output that the row adds to."""
+    width_X: IntArray
+    """int64: elements of the row."""
+
+
 class TargetRank(NamedTuple):
     rank: int
     scale: float
@@ -79,6 +108,7 @@ class RowLayout:
     """By (layer, group); a group without adapted targets is absent."""
     elements: int
     """Elements that carry weights; the rest of the pages is unused."""
+    table: RowTable
 
     @classmethod
     def plan(
@@ -98,7 +128,7 @@ class RowLayout:
                 present = list(_present(ranks, projections, layer, group))
                 if present:
                     groups[layer, group] = _group(present, projections, cursor)
-        return cls(pages=cursor.pages, groups=groups, elements=cursor.elements)
+        return cls(cursor.pages, groups, cursor.elements, _table(groups))
 
 
 class _Present(NamedTuple):
@@ -167,3 +197,36 @@ def _group(
         row += item.rank
     scales = tuple(item.scale for item in present for _ in range(item.rank))
     return GroupRows(rank, scales, shrink, tuple(expand))
+
+
+def _table(groups: Mapping[tuple[int, str], GroupRows]) -> RowTable:
+    layers = 1 + max((layer for layer, _ in groups), default=-1)
+    first_LG = np.zeros((layers, len(GROUPS)), dtype=np.int64)
+    rank_LG = np.zeros_like(first_LG)
+    page: list[int] = []
+    offset: list[int] = []
+    scale: list[float] = []
+    column: list[int] = []
+    width: list[int] = []
+    for (layer, group), rows in groups.items():
+        place = layer, list(GROUPS).index(group)
+        first_LG[place], rank_LG[place] = len(page), rows.rank
+        scale += [*rows.scales, *(0.0 for _ in rows.scales)]
+        parts = [(rows.shrink, 0), *((part.rows, part.columns.start) for part in rows.expand)]
+        for part, start in parts:
+            for run in part.runs:
+                page += [run.page] * run.rows
+                offset += range(run.offset, run.offset + run.rows * part.width, part.width)
+                column += [start] * run.rows
+                width += [part.width] * run.rows
+    integers = (np.array(values, dtype=np.int64) for values in (page, offset, column, width))
+    page_X, offset_X, column_X, width_X = integers
+    return RowTable(
+        first_LG,
+        rank_LG,
+        page_X,
+        offset_X,
+        np.array(scale, dtype=np.float32),
+        column_X,
+        width_X,
+    )

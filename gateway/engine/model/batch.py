@@ -33,7 +33,9 @@ class Batch:
         tokens: list[int] = []
         positions: list[int] = []
         pages: list[int] = []
-        spans: list[AttentionSpan] = []
+        spans: list[tuple[int, int, int]] = []
+        span_pages: list[int] = []
+        span_pages_stops: list[int] = []
         last: list[int] = []
         for sequence, count in slices:
             start, stop = sequence.computed, sequence.computed + count
@@ -41,17 +43,24 @@ class Batch:
             tokens += sequence.tokens[start:stop]
             positions += range(start, stop)
             pages += (sequence.pages[position // block_tokens] for position in range(start, stop))
-            used = torch.tensor(sequence.pages[: -(-stop // block_tokens)], device=device)
-            spans.append(AttentionSpan(begin, len(tokens), stop, used))
+            span_pages += sequence.pages[: -(-stop // block_tokens)]
+            span_pages_stops.append(len(span_pages))
+            spans.append((begin, len(tokens), stop))
             if stop == len(sequence.tokens):
                 last.append(len(tokens) - 1)
         positions_T = torch.tensor(positions, device=device)
+        used = torch.tensor(span_pages, device=device).tensor_split(span_pages_stops[:-1])
         return cls(
             tokens_T=torch.tensor(tokens, device=device),
             positions_T=positions_T,
             page_T=torch.tensor(pages, device=device),
             slot_T=positions_T % block_tokens,
-            spans=Work(spans),
+            spans=Work(
+                [
+                    AttentionSpan(*span, its_pages)
+                    for span, its_pages in zip(spans, used, strict=True)
+                ]
+            ),
             lora=Work(_segments(slices)),
             last_S=torch.tensor(last, dtype=torch.long, device=device),
         )
@@ -67,6 +76,6 @@ def _segments(slices: list[Slice]) -> list[LoraSegment]:
         adapter = members[0].sequence.adapter
         if digest is not None:
             assert adapter is not None, f"adapter {digest} runs without a lease"
-            segments.append(LoraSegment(start, stop, adapter.layout, adapter.pages))
+            segments.append(LoraSegment(start, stop, adapter.layout, adapter.pages, adapter.tables))
         start = stop
     return segments

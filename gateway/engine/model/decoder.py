@@ -8,11 +8,11 @@ H query heads · K KV heads · E head dimension · S sampling sequences · V voc
 """
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from gateway.engine.kernels import reference as kernels
 from gateway.engine.memory.buffer import PageBuffer
 from gateway.engine.model.batch import Batch
 from gateway.engine.model.config import ModelConfig
@@ -26,6 +26,8 @@ class Decoder:
     weights: Weights
     rope: Rope
     buffer: PageBuffer
+    kernels: ModuleType
+    """The ops of the device, see `gateway.engine.kernels`."""
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the batch, writing its KV into the pool. Returns the logits (S, V) that
@@ -35,7 +37,7 @@ class Decoder:
         for index, layer in enumerate(self.weights.layers):
             x_TD = x_TD + self._attention(index, layer, x_TD, batch, rope)
             x_TD = x_TD + self._mlp(index, layer, x_TD, batch)
-        last_SD = kernels.rms_norm(
+        last_SD = self.kernels.rms_norm(
             x_TD[batch.last_S], self.weights.final_norm_D, self.config.rms_eps
         )
         return F.linear(last_SD, self.weights.head_VD)
@@ -49,19 +51,19 @@ class Decoder:
         rope: tuple[Tensor, Tensor],
     ) -> Tensor:
         config = self.config
-        x_TD = kernels.rms_norm(x_TD, layer.input_norm_D, config.rms_eps)
+        x_TD = self.kernels.rms_norm(x_TD, layer.input_norm_D, config.rms_eps)
         qkv_TC = F.linear(x_TD, layer.qkv_ND, layer.qkv_bias_N)
         self._adapt(x_TD, qkv_TC, batch, index, "qkv")
         qkv_TXE = qkv_TC.view(len(qkv_TC), -1, config.head_dim)
         keys = config.heads + config.kv_heads
         q_THE, k_TKE, v_TKE = qkv_TXE.tensor_split([config.heads, keys], dim=1)
         if layer.q_norm_H is not None and layer.k_norm_H is not None:
-            q_THE = kernels.rms_norm(q_THE, layer.q_norm_H, config.rms_eps)
-            k_TKE = kernels.rms_norm(k_TKE, layer.k_norm_H, config.rms_eps)
-        q_THE, k_TKE = kernels.rotate(q_THE, *rope), kernels.rotate(k_TKE, *rope)
+            q_THE = self.kernels.rms_norm(q_THE, layer.q_norm_H, config.rms_eps)
+            k_TKE = self.kernels.rms_norm(k_TKE, layer.k_norm_H, config.rms_eps)
+        q_THE, k_TKE = self.kernels.rotate(q_THE, *rope), self.kernels.rotate(k_TKE, *rope)
         cache_N2BKE = self.buffer.kv_layers[index]
-        kernels.write_kv(k_TKE, v_TKE, cache_N2BKE, batch.page_T, batch.slot_T)
-        out_THE = kernels.paged_attention(
+        self.kernels.write_kv(k_TKE, v_TKE, cache_N2BKE, batch.page_T, batch.slot_T)
+        out_THE = self.kernels.paged_attention(
             q_THE, cache_N2BKE, batch.spans, config.head_dim**-0.5, config.sliding_window
         )
         out_TC = out_THE.flatten(1)
@@ -70,7 +72,7 @@ class Decoder:
         return y_TD
 
     def _mlp(self, index: int, layer: LayerWeights, x_TD: Tensor, batch: Batch) -> Tensor:
-        x_TD = kernels.rms_norm(x_TD, layer.post_norm_D, self.config.rms_eps)
+        x_TD = self.kernels.rms_norm(x_TD, layer.post_norm_D, self.config.rms_eps)
         gate_up_TC = F.linear(x_TD, layer.gate_up_FD)
         self._adapt(x_TD, gate_up_TC, batch, index, "gate_up")
         gate_TF, up_TF = gate_up_TC.chunk(2, dim=-1)
@@ -84,5 +86,5 @@ class Decoder:
         if not batch.lora:
             return
         pages_NP = self.buffer.pages_NP
-        shrunk = kernels.lora_shrink(x_TD, pages_NP, batch.lora, layer, group)
-        kernels.lora_expand(shrunk, pages_NP, batch.lora, layer, group, y_TC)
+        shrunk = self.kernels.lora_shrink(x_TD, pages_NP, batch.lora, layer, group)
+        self.kernels.lora_expand(shrunk, pages_NP, batch.lora, layer, group, y_TC)

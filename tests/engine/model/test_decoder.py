@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedConfig
 
+from gateway.engine import kernels
 from gateway.engine.memory.buffer import KvShape, PageBuffer
 from gateway.engine.memory.pages import Owner, PagePool
 from gateway.engine.messages import Sampling, Submit
@@ -30,7 +31,8 @@ class Bench:
         self.pool = PagePool(200)
         self.buffer = PageBuffer(200, shape, torch.float32, "cpu")
         self.buffer.pages_NP.fill_(torch.nan)
-        self.decoder = Decoder(config, loaded, Rope(config, 512, "cpu"), self.buffer)
+        ops = kernels.choose("cpu")
+        self.decoder = Decoder(config, loaded, Rope(config, 512, "cpu"), self.buffer, ops)
 
     def sequence(self, tokens: list[int]) -> Sequence:
         sequence = Sequence(Submit("r", tokens, 1, Sampling()), 0)

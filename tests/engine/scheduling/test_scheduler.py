@@ -22,9 +22,7 @@ def no_store(ref: AdapterRef) -> Slab:
 class Simulation:
     """Runs plans without a model: every sampling slice gets token 0."""
 
-    def __init__(
-        self, pages: int = 10_000, step_tokens: int = 64, running_max: int = 32
-    ) -> None:
+    def __init__(self, pages: int = 10_000, step_tokens: int = 64, running_max: int = 32) -> None:
         pool = self.pool = PagePool(pages)
         buffer = PageBuffer(1, KvShape(1, BLOCK, 1, 2), torch.float32, "cpu")
         pager = AdapterPager(pool, buffer, no_store, 0, lambda: None)
@@ -158,9 +156,12 @@ def test_a_tiny_pool_comes_to_an_end_whatever_arrives():
         simulation = Simulation(pages=16, step_tokens=8, running_max=6)
         names = []
         for _ in range(chance.randint(1, 15)):
-            names.append(
-                simulation.submit(chance.choice("abc"), chance.randint(1, 40), chance.randint(1, 20))
+            tenant, prompt, output = (
+                chance.choice("abc"),
+                chance.randint(1, 40),
+                chance.randint(1, 20),
             )
+            names.append(simulation.submit(tenant, prompt, output))
             for _ in range(chance.randint(0, 4)):
                 simulation.step()
         simulation.finish(5000)

@@ -1,4 +1,7 @@
-"""The reference ops against the plainest float64 formulation there is, on random ragged shapes."""
+"""The reference ops and their CPU twins against the plainest float64 formulation there is, on
+random ragged shapes."""
+
+from types import ModuleType
 
 import pytest
 import torch
@@ -6,50 +9,60 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gateway.engine.kernels import reference
+from gateway.engine.kernels import cpu, reference
 from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.buffer import KvShape, PageBuffer, store
 from gateway.engine.memory.rows import GROUPS, RowLayout, TargetRank
 
 BLOCK, KV_HEADS, HEAD_DIM = 4, 2, 8
 SHAPE = KvShape(layers=2, block_tokens=BLOCK, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+OPS = [reference, cpu]
+by_name = {"ids": lambda ops: ops.__name__.rpartition(".")[2]}
 lengths = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=5)
 
 
+@pytest.mark.parametrize("ops", OPS, **by_name)
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=lengths,
     group=st.sampled_from([1, 3]),
     window=st.sampled_from([None, 1, 5]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     seed=st.integers(0, 99),
 )
 def test_paged_attention_equals_contiguous_attention(
-    lengths: list[tuple[int, int]], group: int, window: int | None, seed: int
+    ops: ModuleType,
+    lengths: list[tuple[int, int]],
+    group: int,
+    window: int | None,
+    dtype: torch.dtype,
+    seed: int,
 ):
     """Each sequence has `past` tokens in its pages and computes `new` more."""
     generator = torch.Generator().manual_seed(seed)
     heads = KV_HEADS * group
     total = sum(new for _, new in lengths)
     pages_needed = [-(-(past + new) // BLOCK) for past, new in lengths]
-    buffer = PageBuffer(sum(pages_needed) + 2, SHAPE, torch.float64, "cpu")
+    buffer = PageBuffer(sum(pages_needed) + 2, SHAPE, dtype, "cpu")
     buffer.pages_NP.fill_(torch.nan)  # what no sequence wrote must never be read
     free = torch.randperm(sum(pages_needed) + 2, generator=generator).tolist()
-    q_THE = torch.randn(total, heads, HEAD_DIM, generator=generator, dtype=torch.float64)
+    q_THE = torch.randn(total, heads, HEAD_DIM, generator=generator).to(dtype)
     spans, expected, start = [], [], 0
     for (past, new), count in zip(lengths, pages_needed, strict=True):
         pages = torch.tensor([free.pop() for _ in range(count)])
-        kv = torch.randn(
-            2, past + new, KV_HEADS, HEAD_DIM, generator=generator, dtype=torch.float64
-        )
+        kv = torch.randn(2, past + new, KV_HEADS, HEAD_DIM, generator=generator).to(dtype)
         position = torch.arange(past + new)
-        reference.write_kv(
-            kv[0], kv[1], buffer.kv_layers[1], pages[position // BLOCK], position % BLOCK
-        )
+        ops.write_kv(kv[0], kv[1], buffer.kv_layers[1], pages[position // BLOCK], position % BLOCK)
         spans.append(AttentionSpan(start, start + new, past + new, pages))
-        expected.append(_attention(q_THE[start : start + new], kv[0], kv[1], window))
+        query = q_THE[start : start + new]
+        expected.append(_attention(query.double(), *kv.double(), window))
         start += new
-    out_THE = reference.paged_attention(q_THE, buffer.kv_layers[1], Work(spans), 0.3, window)
-    torch.testing.assert_close(out_THE, torch.cat(expected), atol=1e-12, rtol=0)
+    out_THE = ops.paged_attention(q_THE, buffer.kv_layers[1], Work(spans), 0.3, window)
+    assert out_THE.dtype == dtype
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2}[dtype]
+    torch.testing.assert_close(
+        out_THE.double(), torch.cat(expected), atol=tolerance, rtol=tolerance
+    )
     assert buffer.kv_layers[0].isnan().all()
 
 
@@ -82,15 +95,21 @@ adapter_ranks = st.dictionaries(
 )
 
 
+@pytest.mark.parametrize("ops", OPS, **by_name)
 @settings(deadline=None, max_examples=60)
 @given(
-    adapters=st.lists(st.tuples(adapter_ranks, st.integers(1, 5)), min_size=1, max_size=4),
+    adapters=st.lists(
+        st.tuples(adapter_ranks.filter(bool), st.sampled_from([1, 2, 5, 31, 32, 40])),
+        min_size=1,
+        max_size=4,
+    ),
     base_tokens=st.integers(0, 3),
     group=st.sampled_from(sorted(GROUPS)),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     seed=st.integers(0, 99),
 )
 def test_lora_adds_each_adapters_product_to_its_own_tokens(
+    ops: ModuleType,
     adapters: list[tuple[dict[str, TargetRank], int]],
     base_tokens: int,
     group: str,
@@ -106,8 +125,8 @@ def test_lora_adds_each_adapters_product_to_its_own_tokens(
     out_features = sum(PROJECTIONS[target][0] for target in GROUPS[group])
     y_TC = torch.randn(total, out_features, generator=generator).to(dtype)
     expected = y_TC.double()
-    pages_NP = torch.full((400, page_elements), torch.nan, dtype=dtype)
-    free = torch.randperm(400, generator=generator).tolist()
+    pages_NP = torch.full((900, page_elements), torch.nan, dtype=dtype)
+    free = torch.randperm(900, generator=generator).tolist()
     segments, start = [], base_tokens
     for targets, count in adapters:
         layout = RowLayout.plan(
@@ -131,9 +150,9 @@ def test_lora_adds_each_adapters_product_to_its_own_tokens(
         segments.append(LoraSegment(start, start + count, layout, pages))
         start += count
     base_before = y_TC[:base_tokens].clone()
-    shrunk = reference.lora_shrink(x_TD, pages_NP, Work(segments), 1, group)
-    assert all(h is None or h.dtype == torch.float32 for h in shrunk)
-    reference.lora_expand(shrunk, pages_NP, Work(segments), 1, group, y_TC)
+    work = Work(segments)
+    shrunk = ops.lora_shrink(x_TD, pages_NP, work, 1, group)
+    ops.lora_expand(shrunk, pages_NP, work, 1, group, y_TC)
     assert torch.equal(y_TC[:base_tokens], base_before)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(y_TC.double(), expected, atol=tolerance * 10, rtol=tolerance)
@@ -157,3 +176,39 @@ def test_rotate_turns_pairs_of_half_heads(head_dim: int):
     half = head_dim // 2
     as_complex = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angles)[:, None]
     torch.testing.assert_close(turned, torch.cat((as_complex.real, as_complex.imag), dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoding_row_of_the_cpu_ops_has_the_same_bits_in_any_batch(dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(1)
+    buffer = PageBuffer(40, SHAPE, dtype, "cpu")
+    buffer.pages_NP.copy_(torch.randn(buffer.pages_NP.shape, generator=generator))
+    q_THE = torch.randn(5, 6, HEAD_DIM, generator=generator).to(dtype)
+    pages = torch.randperm(40, generator=generator)
+    spans = [AttentionSpan(i, i + 1, 3 + 5 * i, pages[8 * i : 8 * i + 8]) for i in range(5)]
+    layer = buffer.kv_layers[0]
+    together = cpu.paged_attention(q_THE, layer, Work(spans), 0.3, None)
+    for i, span in enumerate(spans):
+        alone = span._replace(start=0, stop=1)
+        out = cpu.paged_attention(q_THE[i : i + 1], layer, Work([alone]), 0.3, None)
+        assert torch.equal(out[0], together[i])
+
+
+def test_the_cpu_ops_carry_nan_and_inf_through():
+    """The sampler looks for them, to fail the request that they belong to."""
+    layout = RowLayout.plan({(0, "o_proj"): TargetRank(1, 1.0)}, PROJECTIONS, 128)
+    for bad in (torch.nan, torch.inf):
+        pages_NP = torch.ones(2, 128)
+        pages_NP[0, 3] = bad
+        work = Work([LoraSegment(0, 1, layout, [0, 1])])
+        y_TC = torch.zeros(1, 16)
+        shrunk = cpu.lora_shrink(torch.ones(1, 24), pages_NP, work, 0, "o")
+        cpu.lora_expand(shrunk, pages_NP, work, 0, "o", y_TC)
+        assert not y_TC.isfinite().any()
+        buffer = PageBuffer(1, SHAPE, torch.float32, "cpu")
+        buffer.pages_NP.fill_(bad)
+        span = AttentionSpan(0, 1, 2, torch.tensor([0]))
+        out = cpu.paged_attention(
+            torch.ones(1, 2, HEAD_DIM), buffer.kv_layers[0], Work([span]), 1, None
+        )
+        assert not out.isfinite().any()

@@ -1,0 +1,46 @@
+"""A first batch, so that no request waits for a kernel to be compiled.
+
+It has one of each kind of work: a decode, a prefill, and an adapter on every target. Kernels are
+compiled for shapes of the model, never for those of a batch, so this is enough.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
+from gateway.engine.memory.rows import RowLayout, TargetRank
+from gateway.engine.model.batch import Batch
+from gateway.engine.model.decoder import Decoder
+
+
+@torch.inference_mode()
+def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> None:
+    """Before anything lies in the pool: uses its first two pages, and leaves them zero."""
+    buffer = decoder.buffer
+    layers = range(decoder.config.layers)
+    layout = RowLayout.plan(
+        {(layer, target): TargetRank(1, 1.0) for layer in layers for target in projections},
+        projections,
+        buffer.shape.page_elements,
+    )
+    rows_in_zeros = LoraSegment(0, 3, layout, [0] * layout.pages)
+    pages = torch.tensor([0, 0, 1], device=buffer.device)
+    pages_of_two = 1 if buffer.shape.block_tokens > 1 else 2
+    decoder.forward(
+        Batch(
+            tokens_T=torch.zeros_like(pages),
+            positions_T=torch.zeros_like(pages),
+            page_T=pages,
+            slot_T=torch.zeros_like(pages),
+            spans=Work(
+                [
+                    AttentionSpan(0, 1, 1, pages[:1]),
+                    AttentionSpan(1, 3, 2, pages[1 : 1 + pages_of_two]),
+                ]
+            ),
+            lora=Work([rows_in_zeros]),
+            last_S=pages[:1],
+        )
+    )
+    buffer.pages_NP[:2] = 0
