@@ -24,6 +24,7 @@ FIXED = {"torch", "triton", "peft", "redis"}
 ENGINE_PACKAGES = {
     "gguf",
     "jinja2",
+    "llvmlite",
     "msgspec",
     "numba",
     "numpy",

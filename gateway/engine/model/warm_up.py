@@ -18,12 +18,15 @@ from gateway.engine.model.decoder import Decoder
 def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> None:
     """Before anything lies in the pool: uses its first two pages, and leaves them zero."""
     buffer = decoder.buffer
-    layers = range(decoder.config.layers)
-    layout = RowLayout.plan(
-        {(layer, target): TargetRank(1, 1.0) for layer in layers for target in projections},
-        projections,
-        buffer.shape.page_elements,
-    )
+    page_elements = buffer.shape.page_elements
+    # an adapter with a row longer than a page is refused when it is read
+    storable = [name for name, shape in projections.items() if max(shape) <= page_elements]
+    ranks = {
+        (layer, target): TargetRank(1, 1.0)
+        for layer in range(decoder.config.layers)
+        for target in storable
+    }
+    layout = RowLayout.plan(ranks, projections, page_elements)
     rows_in_zeros = LoraSegment(0, 3, layout, [0] * layout.pages)
     pages = torch.tensor([0, 0, 1], device=buffer.device)
     pages_of_two = 1 if buffer.shape.block_tokens > 1 else 2

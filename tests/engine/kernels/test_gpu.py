@@ -119,10 +119,18 @@ def test_t1_the_first_batch_of_an_engine_compiles_all_that_any_batch_needs():
     assert set(kernels) == warm
 
 
-def test_the_first_batch_leaves_the_pool_as_it_was():
-    decoder = decoder_with(reference)
+@pytest.mark.parametrize("block_tokens", [1, 4])
+def test_the_first_batch_leaves_the_pool_as_it_was(block_tokens: int):
+    decoder = decoder_with(reference, block_tokens)
     warm_up(decoder, MODEL_PROJECTIONS)
     assert not decoder.buffer.pages_NP.any()
+
+
+def test_the_first_batch_leaves_out_targets_whose_rows_are_longer_than_a_page():
+    decoder = decoder_with(reference, block_tokens=1)
+    too_long = dict.fromkeys(MODEL_PROJECTIONS, (1000, 32))
+    warm_up(decoder, too_long)
+    warm_up(decoder, MODEL_PROJECTIONS | {"o_proj": (1000, 96)})
 
 
 def test_the_kernels_need_none_of_our_packages_but_torch_triton_and_numpy():

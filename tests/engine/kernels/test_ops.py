@@ -16,12 +16,11 @@ from gateway.engine.memory.rows import GROUPS, RowLayout, TargetRank
 
 BLOCK, KV_HEADS, HEAD_DIM = 4, 2, 8
 SHAPE = KvShape(layers=2, block_tokens=BLOCK, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
-OPS = [reference, cpu]
-by_name = {"ids": lambda ops: ops.__name__.rpartition(".")[2]}
+every_ops = pytest.mark.parametrize("ops", [reference, cpu], ids=["reference", "cpu"])
 lengths = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=5)
 
 
-@pytest.mark.parametrize("ops", OPS, **by_name)
+@every_ops
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=lengths,
@@ -55,7 +54,7 @@ def test_paged_attention_equals_contiguous_attention(
         ops.write_kv(kv[0], kv[1], buffer.kv_layers[1], pages[position // BLOCK], position % BLOCK)
         spans.append(AttentionSpan(start, start + new, past + new, pages))
         query = q_THE[start : start + new]
-        expected.append(_attention(query.double(), *kv.double(), window))
+        expected.append(_attention(query.double(), kv[0].double(), kv[1].double(), window))
         start += new
     out_THE = ops.paged_attention(q_THE, buffer.kv_layers[1], Work(spans), 0.3, window)
     assert out_THE.dtype == dtype
@@ -95,7 +94,7 @@ adapter_ranks = st.dictionaries(
 )
 
 
-@pytest.mark.parametrize("ops", OPS, **by_name)
+@every_ops
 @settings(deadline=None, max_examples=60)
 @given(
     adapters=st.lists(

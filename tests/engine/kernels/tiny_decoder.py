@@ -49,7 +49,7 @@ MODEL_PROJECTIONS = {
 }
 
 
-def decoder_with(ops: ModuleType) -> Decoder:
+def decoder_with(ops: ModuleType, block_tokens: int = 4) -> Decoder:
     """The same random weights for the same config, and a pool of its own."""
     torch.manual_seed(0)
     layers = [
@@ -68,7 +68,7 @@ def decoder_with(ops: ModuleType) -> Decoder:
     ]
     embed_VD = torch.randn(50, 32)
     loaded = Weights(embed_VD, layers, torch.rand(32), embed_VD)
-    buffer = PageBuffer(60, KvShape(2, 4, 2, 16), torch.float32, "cpu")
+    buffer = PageBuffer(60, KvShape(2, block_tokens, 2, 16), torch.float32, "cpu")
     return Decoder(CONFIG, loaded, Rope(CONFIG, 64, "cpu"), buffer, ops)
 
 
