@@ -37,11 +37,14 @@ def main(config: Path | None) -> None:
 
 
 @main.command("serve")
+@click.option("--until-stdin-ends", is_flag=True, hidden=True)  # for a parent that may be killed
 @pass_settings
-def serve_command(current: Settings) -> None:
+def serve_command(current: Settings, until_stdin_ends: bool) -> None:
     """Serve the API until stopped."""
-    from gateway.serve import serve  # the web framework takes a second to load
+    from gateway.serve import serve, stop_when_stdin_ends  # the web framework is slow to load
 
+    if until_stdin_ends:
+        stop_when_stdin_ends()
     serve(current)
 
 

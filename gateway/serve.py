@@ -3,19 +3,25 @@
 import asyncio
 import errno
 import logging
+import os
+import signal
 import socket
+import threading
 from pathlib import Path
+from types import FrameType
 
 import click
 import uvicorn
 from litestar import Litestar
 
+from gateway.adapters.store import AdapterStore, store_folder
 from gateway.app import create_app
 from gateway.drain import Drain
 from gateway.engine.client import Engine, EngineFailure
 from gateway.migrate import prepare
 from gateway.settings import Settings, SettingsError
 from gateway.telemetry import configure_logging
+from gateway.tenants.pepper import open_key_hash
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +35,25 @@ def serve(settings: Settings) -> None:
     _check_model(settings)
     with _listen(settings) as listener:
         configure_logging()
-        asyncio.run(prepare(settings))  # here, so that its errors are a line and no traceback
+        _prepare(settings)
         server = Server(settings, create_app(settings))
         host, port = listener.getsockname()[:2]
         log.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
         server.run(sockets=[listener])
     if server.failure:
         raise click.ClickException(f"The engine cannot start: {server.failure}")
+
+
+def stop_when_stdin_ends() -> None:
+    """Stop as after SIGTERM when stdin ends: it is a pipe from a parent that has ended then."""
+
+    def watch() -> None:
+        # Not sys.stdin: its lock, held by this thread, would make the interpreter's shutdown fail.
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 class Server(uvicorn.Server):
@@ -60,6 +78,12 @@ class Server(uvicorn.Server):
         self._drain: Drain = app.state.drain
         self._drain_s = settings.server.drain_s
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """uvicorn's own, but a second SIGTERM counts as much as a second Ctrl-C."""
+        again = self.should_exit
+        super().handle_exit(sig, frame)
+        self.force_exit = self.force_exit or again
+
     async def main_loop(self) -> None:
         watching = asyncio.create_task(self._watch_engine())
         try:
@@ -78,7 +102,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """New requests get 503 at once; running ones may finish, and at the deadline end with an
-        error. A second Ctrl-C skips the wait."""
+        error. A second signal skips the wait, a third one the error as well."""
         self._drain.begin()
         if self._drain.running:
             log.info("draining: %d requests may finish", self._drain.running)
@@ -89,6 +113,7 @@ class Server(uvicorn.Server):
             left_s -= POLL_S
         else:
             log.warning("stopping with %d requests unfinished", self._drain.running)
+            self.force_exit = False  # for uvicorn it would mean: wait for nothing, close nothing
             await self._engine.close()  # ends them with an error, which their clients still get
         await super().shutdown(sockets)
 
@@ -102,6 +127,16 @@ def _check_model(settings: Settings) -> None:
         )
     if not Path(model).expanduser().exists():
         raise SettingsError(f"engine.model: there is no {model}.")
+
+
+def _prepare(settings: Settings) -> None:
+    """What the app does again when it starts; here, its errors are a line and no traceback."""
+    asyncio.run(prepare(settings))
+    open_key_hash(settings)
+    try:
+        AdapterStore(store_folder(settings)).open()
+    except OSError as error:
+        raise SettingsError(f"adapters.store: {error}") from None
 
 
 def _listen(settings: Settings) -> socket.socket:

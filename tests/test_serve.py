@@ -169,6 +169,19 @@ def test_f23_at_the_deadline_the_engine_ends_what_still_runs(settings: Settings)
         assert 0.3 <= time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_of_either_kind_ends_what_runs_with_an_error(
+    settings: Settings, number: int
+) -> None:
+    with running(with_drain(settings, START_S)) as it:
+        reader = Reader(it.url)
+        assert it.slow.began.wait(START_S)
+        it.server.handle_exit(number, None)
+        it.server.handle_exit(number, None)
+        assert reader.finish() == "begin cut"  # ended by its own handler, not by the socket
+        assert it.ended(within_s=5)
+
+
 def test_an_idle_server_stops_at_once(settings: Settings) -> None:
     with running(settings) as it:
         with httpx.Client() as kept_alive:
@@ -283,6 +296,22 @@ def test_settings_that_cannot_be_used_are_named(loragate: Loragate) -> None:
     assert len(run.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("environ", "reason"),
+    [
+        ({"LORAGATE_KEYS__PEPPER": "short"}, "keys.pepper: needs at least"),
+        ({"ADAPTER_STORE": "/proc/x"}, "adapters.store: "),
+    ],
+)
+def test_what_only_opening_shows_to_be_wrong_is_one_line(
+    environ: dict[str, str], reason: str, loragate: Loragate, model: str
+) -> None:
+    run = loragate("serve", LORAGATE_MODEL=model, LORAGATE_SERVER__PORT="0", **environ)
+    assert run.code == 1
+    assert run.err.startswith(f"Error: {reason}")
+    assert len(run.err.splitlines()) == 1
+
+
 def test_help_is_there_even_if_the_settings_cannot_be_used(loragate: Loragate) -> None:
     for arguments in (["--help"], ["serve", "--help"], ["keys", "create", "--help"]):
         run = loragate(*arguments, LORAGATE_SERVER__PRT="1")
@@ -302,14 +331,15 @@ def test_f13_a_database_that_is_away_is_one_line_without_its_password(
 
 
 @contextmanager
-def process(folder: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
+def process(folder: Path, model: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """The command as users start it, with its real engine."""
     root = Path(__file__).resolve().parent.parent
     environ = {"LORAGATE_MODEL": str(model), "LORAGATE_SERVER__PORT": "0"}
     with subprocess.Popen(
-        [sys.executable, "-m", "gateway", "serve"],
+        [sys.executable, "-m", "gateway", "serve", *options],
         cwd=folder,
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(root), **environ},
+        stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as started:
@@ -336,6 +366,16 @@ def test_a_signal_while_the_model_loads_stops_it_well(tmp_path: Path, base_model
         server.send_signal(signal.SIGTERM)
         _, rest = server.communicate(timeout=60)
     assert "Traceback" not in rest
+    assert server.returncode in (0, -signal.SIGTERM)
+
+
+def test_a_server_told_to_stops_when_its_stdin_ends(tmp_path: Path, base_model: Path) -> None:
+    with process(tmp_path, base_model, "--until-stdin-ends") as server:
+        assert server.stderr is not None
+        assert any("startup complete" in line for line in server.stderr)
+        _, rest = server.communicate(timeout=60)  # which closes stdin
+    assert "Traceback" not in rest
+    assert "Shutting down" in rest
     assert server.returncode in (0, -signal.SIGTERM)
 
 

@@ -36,8 +36,9 @@ HOST = "127.0.0.1"
 def demo(ctx: click.Context, checking: bool, port: int | None) -> None:
     """Serve a small model with the adapters of two tenants, ready to be called.
 
-    A second start changes nothing that it finds. With --check nothing is kept: the demo runs in
-    a folder of its own, its conversation is checked, and the exit status is 0 if all was right.
+    A second start changes nothing that it finds. With --check nothing is kept but the
+    downloaded base model: the demo runs in a folder of its own, its conversation is checked, and
+    the exit status is 0 if all was right.
     """
     config: Path | None = ctx.parent.params["config"] if ctx.parent else None
     try:

@@ -23,7 +23,11 @@ LOG_LINES_SHOWN = 15
 
 
 class ServerProcess:
-    """A running gateway. It leads its own process group, so that no part of it outlives us."""
+    """A running gateway, no part of which outlives us.
+
+    It leads its own process group, which is killed whole. Its stdin is a pipe from us: however we
+    end, that ends too, and the server with it.
+    """
 
     def __init__(
         self,
@@ -39,9 +43,10 @@ class ServerProcess:
         options = [] if config is None else ["--config", str(config)]
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gateway", *options, "serve"],
+                # -P: a folder `gateway` in the working folder is not the package
+                [sys.executable, "-P", "-m", "gateway", *options, "serve", "--until-stdin-ends"],
                 env={**environ, "LORAGATE_SERVER__HOST": host, "LORAGATE_SERVER__PORT": str(port)},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -77,13 +82,17 @@ class ServerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_S_MAX)
-        with suppress(ProcessLookupError):  # the whole group has ended: the usual case
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            if self._process.poll() is None:
+                self._process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(STOP_S_MAX)
+        finally:  # after a second Ctrl-C, too
+            with suppress(ProcessLookupError):  # the whole group has ended: the usual case
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
 
     def _stage(self) -> str:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
@@ -161,7 +162,8 @@ class EngineClient:
     async def unload(self, digest: str) -> None:
         """A worker that is not there has nothing loaded."""
         if self.info is not None:
-            await self.send(Unload(digest))
+            with suppress(EngineFailure):
+                await self.send(Unload(digest))
 
     def require(self) -> ModelInfo:
         """The loaded model. Raises EngineFailure if there is none now."""
@@ -184,7 +186,11 @@ class _Stream:
     async def __aenter__(self) -> Self:
         self._engine.require()
         self._queue = self._mailbox.open(self._request.request_id)
-        await self._engine.send(self._request)
+        try:
+            await self._engine.send(self._request)
+        except BaseException:
+            self._mailbox.close(self._request.request_id)
+            raise
         return self
 
     async def __aexit__(
@@ -195,7 +201,8 @@ class _Stream:
     ) -> None:
         self._mailbox.close(self._request.request_id)
         if not self._ended and self._engine.info is not None:
-            await self._engine.send(Cancel(self._request.request_id))
+            with suppress(EngineFailure):  # a worker that is gone computes nothing
+                await self._engine.send(Cancel(self._request.request_id))
 
     def __aiter__(self) -> Self:
         return self

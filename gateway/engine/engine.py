@@ -44,7 +44,12 @@ class Engine:
         pages = PageBuffer.pages_in(int(settings.pool_mib * 2**20), shape, dtype)
         if pages < 2:
             raise ModelError(f"engine.pool_mib = {settings.pool_mib} holds {pages} pages; raise it")
-        buffer = PageBuffer(pages, shape, dtype, self.device)
+        try:
+            buffer = PageBuffer(pages, shape, dtype, self.device)
+        except RuntimeError as error:  # also what torch raises when memory runs out
+            raise ModelError(
+                f"engine.pool_mib = {settings.pool_mib} is more than can be had; lower it"
+            ) from error
         projections = _projections(config)
         self.pool = PagePool(pages)
         self.pager = AdapterPager(
@@ -160,6 +165,8 @@ def _projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def _use_threads(count: int) -> None:
     """Of torch and of the compiled loops; they never run at the same time."""
+    if count > (os.cpu_count() or 1):
+        raise ModelError(f"engine.threads = {count} is more than this machine has cores")
     torch.set_num_threads(count)
     numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
 

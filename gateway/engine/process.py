@@ -18,8 +18,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from gateway.engine.client import EngineClient
-from gateway.engine.messages import Command, EngineSettings, Events, Shutdown
+from gateway.engine.client import EngineClient, EngineFailure
+from gateway.engine.messages import Command, EngineSettings, Events, Shutdown, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +28,19 @@ RESTART_PAUSE_S_MAX = 30.0
 STABLE_S = 60.0
 """A child that lived this long starts the pauses anew."""
 STOP_S = 5.0
+EARLY_DEATHS_MAX = 3
+"""A child that dies while it loads is tried again so often: more would not help."""
+SILENCE_S_MAX = 120.0
+"""Far longer than any iteration: who says nothing for so long hangs."""
 
 
 class ProcessEngine(EngineClient):
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, silence_s_max: float = SILENCE_S_MAX) -> None:
         super().__init__()
         self._settings = settings
+        self._silence_s_max = silence_s_max
         self._context = zmq.asyncio.Context()
-        self._folder = Path(tempfile.mkdtemp(prefix="loragate-"))
+        self._folder: Path | None = None
         self._socket: zmq.asyncio.Socket | None = None
         self._child: Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -49,25 +54,34 @@ class ProcessEngine(EngineClient):
         return self._child.pid if self._child else None
 
     async def start(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="loragate-"))
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     async def send(self, command: Command) -> None:
+        """Never waits: a child that lives takes all there is, as the socket has no high-water mark."""
         self.require()
         assert self._socket is not None
-        await self._socket.send(self._encoder.encode(command))
+        try:
+            await self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            raise EngineFailure("engine_lost", "the engine process is not there") from error
 
     async def close(self) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
         self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _supervise(self) -> None:
-        pause = RESTART_PAUSE_S
+        pause, early_deaths = RESTART_PAUSE_S, 0
         while True:
             started = time.monotonic()
-            await self._run_child()
+            was_ready = await self._run_child()
+            early_deaths = 0 if was_ready else early_deaths + 1
+            if early_deaths == EARLY_DEATHS_MAX:
+                self._mailbox.deliver([StartFailed(f"it ended {early_deaths} times while loading")])
             if self._mailbox.start_error is not None:
                 log.error("the engine cannot start: %s", self._mailbox.start_error)
                 return
@@ -76,8 +90,8 @@ class ProcessEngine(EngineClient):
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_PAUSE_S_MAX)
 
-    async def _run_child(self) -> None:
-        """One child, from its start to its end."""
+    async def _run_child(self) -> bool:
+        """One child, from its start to its end. Whether it was ever ready."""
         self.starts += 1
         endpoint = f"ipc://{self._folder}/engine-{self.starts}"
         with self._context.socket(zmq.PAIR) as socket:
@@ -85,28 +99,46 @@ class ProcessEngine(EngineClient):
             socket.bind(endpoint)
             self._socket = socket
             child = self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.engine.worker", endpoint, stdin=PIPE, stdout=DEVNULL
+                # -P: a folder named gateway in the working directory is not our package
+                *(sys.executable, "-P", "-m", "gateway.engine.worker", endpoint),
+                stdin=PIPE,
+                stdout=DEVNULL,
             )
+            ended = asyncio.create_task(child.wait(), name="engine-child")
             reader = asyncio.create_task(self._read(socket), name="engine-reader")
+            watch = asyncio.create_task(self._watch(), name="engine-watch")
             try:
                 assert child.stdin is not None
                 child.stdin.write(msgspec.json.encode(self._settings) + b"\n")
-                await child.wait()
-                await self._read_rest(reader)
+                await asyncio.wait([ended, reader, watch], return_when=asyncio.FIRST_COMPLETED)
+                was_ready = self._mailbox.info is not None
+                self._mailbox.info = None  # from here on nobody submits
+                if ended.done():  # what it said before may still be on its way
+                    await asyncio.wait([reader], timeout=0.1)
             finally:
-                reader.cancel()
-                await asyncio.wait([reader])
+                for task in (reader, watch):
+                    task.cancel()
+                await asyncio.wait([reader, watch])
                 await self._stop(child, socket)
                 self._mailbox.lose(f"the engine process ended (exit status {child.returncode})")
         log.warning("engine process %d ended with status %s", child.pid, child.returncode)
+        for task in (reader, watch):
+            if not task.cancelled() and (error := task.exception()):
+                log.error("%s gave up on the engine process", task.get_name(), exc_info=error)
+        return was_ready
 
     async def _read(self, socket: zmq.asyncio.Socket) -> None:
         while True:
             self._mailbox.deliver(self._decoder.decode(await socket.recv()).events)
 
-    async def _read_rest(self, reader: asyncio.Task[None]) -> None:
-        """What the child said before it ended may still be on its way."""
-        await asyncio.wait([reader], timeout=0.1)
+    async def _watch(self) -> None:
+        """Raises TimeoutError once a child that was ready has not answered for too long: it hangs,
+        and only a new one helps."""
+        await self.wait_ready()
+        while True:
+            await asyncio.sleep(self._silence_s_max / 4)
+            async with asyncio.timeout(self._silence_s_max):
+                await self.stats()
 
     async def _stop(self, child: Process, socket: zmq.asyncio.Socket) -> None:
         """End a child that still runs: ask, then kill."""

@@ -1,0 +1,1 @@
+"""Policies and scorers of what goes in and comes out (a later version)."""

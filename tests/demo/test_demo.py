@@ -133,6 +133,18 @@ def test_a_stop_while_starting_leaves_no_process(base_model: Path, tmp_path: Pat
     assert not any(is_running(pid) for pid in servers)
 
 
+def test_a_killed_demo_takes_its_server_along(base_model: Path, tmp_path: Path) -> None:
+    environ = environment(tmp_path / "data", LORAGATE_MODEL=str(base_model))
+    with running(environ, tmp_path / "out") as (process, _):
+        servers = children(process.pid)
+        below = [child for server in servers for child in children(server)]
+        process.kill()
+        deadline = time.monotonic() + 30
+        while any(is_running(pid) for pid in servers + below):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
 def children(pid: int) -> list[int]:
     return [child for child, (_, parent) in processes().items() if parent == pid]
 

@@ -378,6 +378,8 @@ def test_a_prompt_outside_the_vocabulary_is_our_own_fault(driver: Driver):
         ({"step_tokens": 4, "running_max": 8}, "step_tokens"),
         ({"block_tokens": 0}, "at least 1"),
         ({"block_tokens": 4096, "pool_mib": 1}, "raise it"),
+        ({"pool_mib": 2**40}, "lower it"),
+        ({"threads": 100_000}, "threads"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(

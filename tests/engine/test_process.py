@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -127,6 +128,46 @@ async def test_a_model_that_is_not_there_is_said_and_not_retried(
         assert engine.starts == 1
 
 
+async def test_requests_that_meet_a_dying_worker_are_told_so(settings: EngineSettings):
+    """From its death on nobody waits for it, and nobody is cancelled in its stead."""
+    async with running(ProcessEngine(settings)) as engine:
+        assert isinstance(engine, ProcessEngine)
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGKILL)
+        outcomes = []
+        for index in range(200):
+            try:
+                await asyncio.wait_for(collect(engine, submit(str(index), count=1)), 10)
+            except EngineFailure as failure:
+                outcomes.append(failure.code)
+            await asyncio.sleep(0.001)
+        assert set(outcomes) == {"engine_lost"}
+        assert not engine._mailbox._streams
+
+
+async def test_a_worker_that_hangs_is_replaced(settings: EngineSettings):
+    engine = ProcessEngine(settings, silence_s_max=0.5)
+    async with running(engine):
+        assert engine.pid is not None
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(EngineFailure) as failure:
+            await asyncio.wait_for(collect(engine, submit("a")), 20)
+        assert failure.value.code == "engine_lost"
+        await asyncio.wait_for(engine.wait_ready(), 60)
+        assert (await collect(engine, submit("a")))[1].completion_tokens == 20
+
+
+async def test_a_worker_that_keeps_dying_while_it_loads_is_given_up(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    engine = ProcessEngine(settings)
+    await engine.start()
+    with pytest.raises(EngineFailure, match="ended 3 times while loading"):
+        await asyncio.wait_for(engine.wait_ready(), 60)
+    await engine.close()
+
+
 async def test_the_worker_ends_with_its_parent(settings: EngineSettings):
     """A gateway that is killed leaves no engine behind: its end of stdin closes."""
     engine = ProcessEngine(settings)
@@ -143,6 +184,7 @@ async def test_nothing_is_left_after_close(settings: EngineSettings):
     async with running(engine):
         pid = engine.pid
         folder = engine._folder
+        assert folder is not None
         assert folder.stat().st_mode & 0o077 == 0
     assert pid is not None
     assert not folder.exists()
