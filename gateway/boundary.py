@@ -1,7 +1,9 @@
 """What every request passes, first on its way in and last on its way out, whether a route matches
-it or not: its id, the refusal while the server drains, and the line in the access log.
+it or not: its id, the refusal while the server drains, an answer to any error that the inner app
+let out, and the line in the access log.
 """
 
+import asyncio
 import logging
 import re
 import secrets
@@ -13,11 +15,13 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from gateway.drain import Drain
-from gateway.errors import Overloaded
+from gateway.errors import ApiError, Overloaded
+from gateway.rendering import INTERNAL_MESSAGE
 from gateway.telemetry import request_id
 from gateway.tenants.key_form import PREFIX as KEY_PREFIX
 
-log = logging.getLogger("gateway.access")
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("gateway.access")
 
 SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 HEALTH = "/health/"
@@ -45,10 +49,15 @@ class Boundary:
             if scope["path"].startswith(HEALTH):
                 await self._inner(scope, receive, exchange.send)
             elif self._drain.begun:
-                await _refuse(exchange.send)
+                await _answer(exchange.send, _draining(), close=True)
             else:
                 with self._drain.request():
                     await self._inner(scope, receive, exchange.send)
+        except (Exception, asyncio.CancelledError) as error:
+            if exchange.started or _was_cancelled(error):
+                raise
+            log.exception("unforeseen error in %s %s", scope["method"], exchange.route)
+            await _answer(exchange.send, ApiError(INTERNAL_MESSAGE))
         finally:
             exchange.log()
             request_id.reset(token)
@@ -63,19 +72,23 @@ class Exchange:
     client: Send
     began: float
     status: int = CLIENT_GONE
+    started: bool = False
+
+    @property
+    def route(self) -> str:
+        """Not the path itself: a client's own text has no end of values, and may hold anything."""
+        return str(self.scope.get("path_template", "unknown route"))
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status, self.started = message["status"], True
             headers: Headers = [*message["headers"], (b"x-request-id", self.request_id.encode())]
             message = {**message, "headers": headers}
         await self.client(message)
 
     def log(self) -> None:
-        method = self.scope["method"]
-        # not the path itself: a client's own text has no end of values, and may hold anything
-        route = self.scope.get("path_template", "unknown route")
-        log.log(
+        method, route = self.scope["method"], self.route
+        access_log.log(
             logging.DEBUG if route.startswith(HEALTH) else logging.INFO,
             "%s %s %d",
             method,
@@ -103,13 +116,22 @@ def _request_id(scope: HTTPScope) -> str:
     return f"req_{secrets.token_hex(16)}"
 
 
-async def _refuse(send: Send) -> None:
-    error = Overloaded("This server is shutting down. Try again: another one will answer.")
+def _draining() -> ApiError:
+    return Overloaded("This server is shutting down. Try again: another one will answer.")
+
+
+def _was_cancelled(error: BaseException) -> bool:
+    """Whether somebody wanted this request to end, rather than something it awaited."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+async def _answer(send: Send, error: ApiError, *, close: bool = False) -> None:
     body = msgspec.json.encode(error.body())
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
+        *([(b"connection", b"close")] if close else []),
         *((name.encode(), value.encode()) for name, value in error.headers().items()),
     ]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -26,6 +26,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from gateway.errors import DatabaseUnavailable
 from gateway.settings import SettingsError
+from gateway.telemetry import redact
 
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -34,6 +35,16 @@ DRIVERS = {
     "postgres": "postgresql+asyncpg",
     "postgresql+asyncpg": "postgresql+asyncpg",
 }
+
+OPTIONS = {
+    "sqlite": (),
+    "postgresql": (
+        "host", "port", "sslmode", "ssl", "passfile", "target_session_attrs",
+        "prepared_statement_cache_size",
+    ),
+}  # fmt: skip
+"""After the ? of a URL: what the drivers take as text. They answer others with a TypeError when a
+connection is made."""
 
 CONNECT_S = 5.0
 """A database that doesn't take a connection in this time is away: a client shouldn't wait longer
@@ -101,9 +112,21 @@ def async_url(url: str, data_dir: Path) -> URL:
     if driver.startswith("sqlite"):
         if parsed.database in (None, "", ":memory:"):
             raise SettingsError("database.url: SQLite needs a file, sqlite:///path/to/file.db")
+        _check_options("sqlite", parsed)
         return parsed.set(drivername=driver)
+    _check_options("postgresql", parsed)
     query = {"ssl" if name == "sslmode" else name: value for name, value in parsed.query.items()}
     return parsed.set(drivername=driver, query=query)
+
+
+def _check_options(kind: str, url: URL) -> None:
+    accepted = ", ".join(OPTIONS[kind]) or "none"
+    for name in url.query:
+        if name not in OPTIONS[kind]:
+            raise SettingsError(
+                f"database.url: the option {redact(name)[:50]!r} is not known; accepted for {kind} "
+                f"are: {accepted}"
+            )
 
 
 def is_lost(error: BaseException) -> bool:

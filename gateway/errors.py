@@ -38,12 +38,17 @@ class ApiError(Exception):
     def body(self) -> dict[str, object]:
         return {
             "error": {
-                "message": self.message,
+                "message": _utf8(self.message),
                 "type": self.type,
-                "param": self.param,
+                "param": None if self.param is None else _utf8(self.param),
                 "code": self.code,
             }
         }
+
+
+def _utf8(text: str) -> str:
+    """JSON can write half of a surrogate pair, which a message may quote; UTF-8 cannot."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class InvalidRequest(ApiError):

@@ -30,6 +30,10 @@ _BY_STATUS: dict[int, type[ApiError]] = {
     503: errors.Overloaded,
 }
 
+PATH_CHARS = 200
+"""Of a path, in a message; a secret that stands across the end is cut too, since twice as many are
+read."""
+
 INTERNAL_MESSAGE = (
     "The server failed to answer this request. It is not the request's fault; the server's log "
     "has the details under the request id."
@@ -70,7 +74,7 @@ def _known(request: Request[Any, Any, Any], error: Exception) -> ApiError | None
 
 
 def _from_framework(request: Request[Any, Any, Any], error: HTTPException) -> ApiError | None:
-    path = redact(request.scope["path"])[:200]
+    path = redact(request.scope["path"][: 2 * PATH_CHARS])[:PATH_CHARS]
     match error.status_code:
         case 404:
             return errors.NotFound(f"There is no {request.method} {path}. GET /docs lists the API.")

@@ -20,7 +20,11 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 # What must never be read by whoever reads logs. An API key is cut after the part that isn't secret.
 _KEY = re.compile(r"(lg_sk_(?:[0-9A-Za-z]{10}(?=_))?)[0-9A-Za-z_]+")
-_URL_PASSWORD = re.compile(r"(\w://[^\s/:@]*:)\S+(@)")
+_WORD = re.compile(r"\S+")
+_URL_USER = re.compile(r"\w://[^\s/:@]*:")
+
+FIELD_CHARS_MAX = 2**15
+"""Of each field of a line; a traceback is well below it."""
 
 _QUIET = {
     "alembic": logging.WARNING,  # gateway.migrate says what was done
@@ -32,7 +36,23 @@ _QUIET = {
 
 def redact(text: str) -> str:
     """The text without API keys and without the passwords of URLs."""
-    return _URL_PASSWORD.sub(r"\1…\2", _KEY.sub(r"\1…", text))
+    return _WORD.sub(_without_password, _KEY.sub(r"\1…", text))
+
+
+def _without_password(word: re.Match[str]) -> str:
+    """From the user's end to the last @, since a password may hold one. Not one regular expression:
+    it would look for the @ from each user anew, a time quadratic in a stranger's text."""
+    text = word[0]
+    at = text.rfind("@")
+    user = _URL_USER.search(text, 0, max(at, 0))
+    return text if user is None or user.end() == at else f"{text[: user.end()]}…{text[at:]}"
+
+
+def _field(text: str) -> str:
+    """Fit for a line: short, without secrets, and UTF-8 even if half of a surrogate pair is in it.
+    A secret that stands across the end is cut too, since more is read than shown."""
+    shown = redact(text[: 2 * FIELD_CHARS_MAX])[:FIELD_CHARS_MAX]
+    return shown.encode(errors="backslashreplace").decode()
 
 
 class JsonLines(logging.Formatter):
@@ -41,14 +61,14 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": redact(record.getMessage()),
+            "message": _field(record.getMessage()),
         }
         if current := request_id.get():
             line["request_id"] = current
         for name, value in getattr(record, "fields", {}).items():
-            line[name] = value if isinstance(value, int | float | None) else redact(str(value))
+            line[name] = value if isinstance(value, int | float | None) else _field(str(value))
         if record.exc_info:
-            line["traceback"] = redact(self.formatException(record.exc_info))
+            line["traceback"] = _field(self.formatException(record.exc_info))
         return msgspec.json.encode(line).decode()
 
 

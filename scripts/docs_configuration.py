@@ -38,8 +38,10 @@ pool_mib = 8192
 LORAGATE_SERVER__PORT=9000 LORAGATE_MODEL=/models/Llama-3.2-1B-Instruct loragate serve
 ```
 
-A setting that does not exist, or a value that cannot be used, stops the start with a message that
-names it. Secrets are never shown in a log, an error or a `repr`.
+A value that cannot be used stops the start with a message that names it, and so does a setting
+that does not exist, in the file or as a variable with a double underscore (`LORAGATE_SERVER__PRT`).
+Other unknown variables that begin with `LORAGATE_` are ignored: Kubernetes makes such ones for a
+service named loragate. Secrets are never shown in a log, an error or a `repr`.
 """
 
 SECTIONS = {

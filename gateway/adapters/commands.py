@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,9 +26,18 @@ class Api:
     """The server as one key sees it. Every failure is a ClickException with the server's words."""
 
     def __init__(self, url: str, key: str) -> None:
-        self._http = httpx.Client(
-            base_url=url,
-            headers={"authorization": f"Bearer {key}"},
+        self._url, self._key = url, key
+
+    @cached_property
+    def _http(self) -> httpx.Client:
+        """Opened by the first call, since `--help` of a command needs no key."""
+        if not self._key:
+            raise click.UsageError("An API key is needed: --key, or LORAGATE_API_KEY.")
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise click.UsageError("The API key has characters that no key has. Copy it again.")
+        return httpx.Client(
+            base_url=self._url,
+            headers={"authorization": f"Bearer {self._key}"},
             timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
         )
 
@@ -36,7 +46,7 @@ class Api:
             response = self._http.request(method, path, **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise click.ClickException(
-                f"{self._http.base_url} does not answer: {error or type(error).__name__}"
+                f"{self._url} does not answer: {error or type(error).__name__}"
             ) from None
         try:
             body = response.json()
@@ -65,8 +75,6 @@ def _reason(response: httpx.Response, body: object) -> str:
 @click.pass_context
 def adapters_group(ctx: click.Context, url: str, key: str) -> None:
     """Adapters of the tenant whose API key is used."""
-    if not key:
-        raise click.UsageError("An API key is needed: --key, or LORAGATE_API_KEY.")
     ctx.obj = Api(url, key)
 
 

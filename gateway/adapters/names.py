@@ -41,7 +41,7 @@ class Names:
             self._known.clear()
         self._known[tenant_id, name] = version, self._clock() + BELIEVED_S
 
-    def changed(self) -> None:
-        """A name was placed or removed; call it once that is committed."""
+    def changed(self, tenant_id: str) -> None:
+        """A name of the tenant was placed or removed; call it once that is committed."""
         self.changes += 1
-        self._known.clear()
+        self._known = {key: known for key, known in self._known.items() if key[0] != tenant_id}

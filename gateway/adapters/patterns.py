@@ -42,6 +42,16 @@ def count_ways(pattern: str) -> int:
     return _Scan(pattern).ways()
 
 
+def has_outer_alternatives(pattern: str) -> bool:
+    """Whether a | stands outside of parentheses, so that it would divide a template, too.
+
+    Raises UnboundedPattern.
+    """
+    scan = _Scan(pattern)
+    scan.ways()
+    return scan.divided
+
+
 class _Scan:
     """Counts the ways to match a pattern: a product along a sequence, a sum over alternatives."""
 
@@ -60,6 +70,10 @@ class _Scan:
         if self._groups:
             raise UnboundedPattern("a parenthesis is not closed")
         return self._sum + self._product
+
+    @property
+    def divided(self) -> bool:
+        return self._sum > 0 and not self._groups
 
     def _step(self, character: str) -> None:
         if character == "\\":
@@ -83,6 +97,8 @@ class _Scan:
         self._last = "one"
 
     def _escape(self) -> None:
+        if self._at + 1 == len(self._text):
+            raise UnboundedPattern("it ends with a backslash")
         if self._text[self._at + 1 : self._at + 2] in tuple("123456789"):
             raise UnboundedPattern("it refers back to a group")
         self._one(2)

@@ -12,7 +12,13 @@ from typing import Any, NoReturn
 
 from msgspec import Struct
 
-from gateway.adapters.patterns import WAYS_MAX, UnboundedPattern, compile_bounded, count_ways
+from gateway.adapters.patterns import (
+    WAYS_MAX,
+    UnboundedPattern,
+    compile_bounded,
+    count_ways,
+    has_outer_alternatives,
+)
 from gateway.errors import InvalidAdapter
 
 CONFIG_BYTES_MAX = 2**20
@@ -124,7 +130,7 @@ def _read_config(fields: dict[str, Any]) -> PeftConfig:
         target_modules=_read(fields, "target_modules", _modules, None),
         exclude_modules=_read(fields, "exclude_modules", _modules, None) or None,
         layers=_read(fields, "layers_to_transform", _layers, None),
-        layers_pattern=_read(fields, "layers_pattern", _text_list, []),
+        layers_pattern=_read(fields, "layers_pattern", _layers_pattern, []),
         base_model_name=str(fields.get("base_model_name_or_path") or "")[:100],
         canonical=_canonical(fields),
         warnings=_check_init(fields.get("init_lora_weights")),
@@ -149,7 +155,21 @@ def _parse(text: bytes) -> dict[str, Any]:
         _refuse("is not JSON.")
     if not isinstance(fields, dict):
         _refuse("is not a JSON object.")
+    for name, value in fields.items():
+        _check_unicode(name, value)
     return fields
+
+
+def _check_unicode(name: str, value: object) -> None:
+    """Half of a surrogate pair can be neither matched with a name nor shown in an answer."""
+    try:
+        json.dumps({name: value}, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        known = name in HONOURED or name in WITHOUT_EFFECT or name in REFUSED
+        _refuse(
+            f"has half of a surrogate pair, which is no Unicode text, in the field {_show(name)}.",
+            name if known else None,
+        )
 
 
 def _not_json(constant: str) -> NoReturn:
@@ -226,6 +246,12 @@ def _read(fields: dict[str, Any], name: str, read: Callable[[object], Any], defa
 def _take(name: str, value: object, read: Callable[[object], Any]) -> Any:
     try:
         return read(value)
+    except UnboundedPattern as error:
+        _refuse(
+            f"has the {name} {_show(value)}, which cannot be matched: {error}. "
+            "Write plain names instead.",
+            name,
+        )
     except (ValueError, OverflowError):
         _refuse(f"has a {name} that cannot be used: {_show(value)}.", name)
 
@@ -263,8 +289,22 @@ def _text_list(value: object) -> list[str]:
     return [text for text in texts if text]
 
 
+def _layers_pattern(value: object) -> list[str]:
+    patterns = _text_list(value)
+    if sum(map(count_ways, patterns)) > WAYS_MAX:
+        raise UnboundedPattern("it has too many repeats and alternatives")
+    for pattern in patterns:
+        if has_outer_alternatives(pattern):  # PEFT would look for a number in each, and fail
+            raise UnboundedPattern("it has alternatives outside of parentheses")
+        compile_bounded(pattern)
+    return patterns
+
+
 def _modules(value: object) -> list[str] | str:
-    return value if isinstance(value, str) else _text_list(value)
+    if not isinstance(value, str):
+        return _text_list(value)
+    compile_bounded(value)
+    return value
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

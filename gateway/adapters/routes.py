@@ -165,11 +165,14 @@ async def delete_adapter(
     engine: Injected[Engine],
 ) -> DeletedAdapter:
     principal.require("adapters:write")
+    removed: catalog.Removed | None = None
     try:
         async with database.session() as session:
             removed = await catalog.remove(session, principal.tenant_id, name_or_id)
     finally:
-        store.names.changed()
+        if removed is not None:  # even if the commit failed: that may be known to the server alone
+            store.names.changed(principal.tenant_id)
+    assert removed is not None, "a session passes on what was raised in it"
     await catalog.collect(database, store, engine, removed.version_digest)
     return DeletedAdapter(removed.adapter_id)
 

@@ -2,16 +2,10 @@
 
 from datetime import datetime
 
-import uuid_utils
 from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from gateway.db import Base, now
-
-
-def new_id() -> str:
-    """A UUIDv7 as text: unique, and later ones sort after earlier ones."""
-    return str(uuid_utils.uuid7())
+from gateway.db import Base, new_id, now
 
 
 class AdapterVersion(Base):

@@ -1,13 +1,13 @@
 """Which projections an adapter config targets, decided as PEFT decides it.
 
 PEFT: tuners/tuners_utils.py, `check_target_module_exists`. The answer is a cross-check on the
-tensors, so a pattern that can't be matched in bounded time only skips the check.
+tensors. Patterns that can't be matched in bounded time were refused when the config was read.
 """
 
 import re
 from typing import NamedTuple
 
-from gateway.adapters.patterns import UnboundedPattern, compile_bounded
+from gateway.adapters.patterns import compile_bounded
 from gateway.adapters.peft_config import PeftConfig
 from gateway.engine.messages import ModelInfo
 
@@ -32,15 +32,12 @@ class Target(NamedTuple):
 
 
 def expected_targets(config: PeftConfig, info: ModelInfo) -> set[Target] | None:
-    """What the config targets in this base model; None where it can't be told."""
+    """What the config targets in this base model; None if it leaves that to PEFT's defaults."""
     if config.target_modules is None:
         return None
-    try:
-        included = _Names(config.target_modules)
-        excluded = _Names(config.exclude_modules or [])
-        layers = _Layers(config)
-    except UnboundedPattern:
-        return None
+    included = _Names(config.target_modules)
+    excluded = _Names(config.exclude_modules or [])
+    layers = _Layers(config)
     every = (Target(layer, name) for layer in range(info.layers) for name in info.projections)
     return {
         target

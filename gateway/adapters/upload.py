@@ -149,7 +149,7 @@ class Upload:
             except IntegrityError:
                 continue
             finally:
-                self._store.names.changed()
+                self._store.names.changed(tenant_id)
         raise _changed_elsewhere()
 
 

@@ -44,6 +44,11 @@ class Tokenizer:
         self._backend = backend
         self._template = template
         added = backend.get_added_tokens_decoder().values()
+        self.token_bytes_max = max(
+            (len(text) for text in (*self.token_bytes.of, *(t.content.encode() for t in added))),
+            default=0,
+        )
+        """UTF-8 bytes of the longest text that becomes one token, special ones included."""
         special = {token.content for token in added if token.special}
         # A template may give a part to tokens that are not special. What an assistant said is
         # returned to it as it was (`<think>` is such a token); nobody else may write them.

@@ -104,7 +104,8 @@ class Walk:
             raise EngineUnavailable("The engine is loading the base model.")
         async with self._model(ask.model, info) as adapter:
             tokenizer = await self._tokenizers.get()
-            prompt = await _tokens(tokenizer, ask, info)
+            _check_length(tokenizer, ask, info)
+            prompt = await _tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
             submit = Submit(
                 request_id=f"{ask.id_prefix}{uuid.uuid4().hex}",
                 prompt=prompt,
@@ -197,14 +198,49 @@ class Answer:
             ) from None
 
 
-async def _tokens(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> list[int]:
+def _characters(prompt: Prompt) -> int:
+    """Of its texts; a list of tokens has none."""
+    match prompt:
+        case Conversation(messages):
+            return sum(len(message["content"]) for message in messages)
+        case str(text):
+            return len(text)
+        case _:
+            return 0
+
+
+def _check_length(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> None:
+    """Refuse a text that no tokens could fit into the context, before seconds go into finding out.
+
+    A token stands for at most `token_bytes_max` bytes, and a character has at least one byte.
+    """
+    characters = _characters(ask.prompt)
+    characters_max = info.context_tokens * tokenizer.token_bytes_max
+    if characters > characters_max:
+        raise InvalidRequest(
+            f"This model's maximum context length is {info.context_tokens} tokens, which hold at "
+            f"most {characters_max} characters. However, your {ask.prompt_param} has "
+            f"{characters} characters. Make it shorter.",
+            param=ask.prompt_param,
+            code="context_length_exceeded",
+        )
+
+
+async def _tokens(
+    tokenizer: Tokenizer, long_encodes: asyncio.Semaphore, ask: Ask, info: ModelInfo
+) -> list[int]:
+    async def encoded(encode: Callable[[T], list[int]], prompt: T) -> list[int]:
+        if _characters(ask.prompt) < INLINE_CHARS:
+            return encode(prompt)
+        async with long_encodes:
+            return await asyncio.to_thread(encode, prompt)
+
     try:
         match ask.prompt:
             case Conversation(messages):
-                length = sum(len(message["content"]) for message in messages)
-                ids = await _in_thread_if_long(length, tokenizer.encode_chat, messages)
+                ids = await encoded(tokenizer.encode_chat, messages)
             case str(text):
-                ids = await _in_thread_if_long(len(text), tokenizer.encode, text)
+                ids = await encoded(tokenizer.encode, text)
             case ids:
                 _check_ids(ids, ask.prompt_param, info)
     except ChatTemplateError as error:
@@ -214,10 +250,6 @@ async def _tokens(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> list[int]:
             f"The {ask.prompt_param} must have at least one token.", param=ask.prompt_param
         )
     return ids
-
-
-async def _in_thread_if_long(length: int, encode: Callable[[T], list[int]], prompt: T) -> list[int]:
-    return encode(prompt) if length < INLINE_CHARS else await asyncio.to_thread(encode, prompt)
 
 
 def _check_ids(ids: list[int], param: str, info: ModelInfo) -> None:

@@ -11,6 +11,10 @@ from gateway.errors import EngineUnavailable
 
 logger = logging.getLogger(__name__)
 
+LONG_ENCODES_MAX = 2
+"""Long texts that are tokenized at once. Each holds the interpreter lock for most of its time, so
+more would not be faster, and would leave less of it to everybody else."""
+
 
 class TokenizerSource:
     """Loads it once, in a thread, and again only if the engine comes back with another model."""
@@ -18,6 +22,8 @@ class TokenizerSource:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = asyncio.Lock()
+        self.long_encodes = asyncio.Semaphore(LONG_ENCODES_MAX)
+        """To be held while a long text is tokenized."""
         self._loaded: tuple[ModelInfo, Tokenizer] | None = None
 
     async def get(self) -> Tokenizer:

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -20,6 +21,22 @@ from gateway.tenants.tables import ApiKey, Tenant
 T = TypeVar("T")
 
 Row = dict[str, object]
+
+DAYS_MAX = 36_500
+"""A century: more than that is a slip of the keyboard, and the calendar has an end."""
+
+
+class Days(click.FloatRange):
+    """A range without NaN, which is neither below nor above any limit."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        days = float(super().convert(value, param, ctx))
+        if math.isnan(days):
+            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
+        return days
+
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -63,7 +80,7 @@ def keys_group() -> None:
     type=click.Choice(keys.SCOPES),
     help="Repeat for several; default: all but admin.",
 )
-@click.option("--expires-in-days", "days", type=click.FloatRange(min=0, min_open=True))
+@click.option("--expires-in-days", "days", type=Days(min=0, min_open=True, max=DAYS_MAX))
 @as_json
 @pass_settings
 def create_key(

@@ -37,13 +37,11 @@ def test_a_second_interrupt_kills_a_server_that_does_not_stop(
         os.kill(os.getpid(), signal.SIGINT)
 
     second = threading.Thread(target=interrupt)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        ServerProcess(HOST, free_port(HOST), os.environ, log),
-    ):
-        until_written(log, "\n")
-        second.start()
-        raise KeyboardInterrupt  # the first
+    server = ServerProcess(HOST, free_port(HOST), os.environ, log)
+    until_written(log, "\n")
+    second.start()
+    with pytest.raises(KeyboardInterrupt):
+        server.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)  # the first
     second.join()
     assert not Path("/proc", log.read_text().split()[0]).exists()
 
