@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from tests.databases import PASSWORD, Postgres, stopped
 from tests.fakes import FakeEngine
 from tests.serving import bearer, client_of, issue_key, settings_for, started
 
-RAISED: dict[str, Exception] = {}
+RAISED: dict[str, BaseException] = {}
 
 
 @get("/probe/raise/{name:str}")
@@ -277,6 +278,61 @@ async def test_an_unforeseen_error_tells_the_log_and_not_the_client(
     assert "the inner workings" in entry["traceback"]
     assert entry["request_id"] == "mine"
     assert entry["level"] == "error"
+
+
+class Unshowable(errors.InvalidRequest):
+    def body(self) -> dict[str, object]:
+        raise RuntimeError("the inner workings")
+
+
+@pytest.mark.parametrize("error", [Unshowable("x"), asyncio.CancelledError()])
+async def test_an_error_that_leaves_the_inner_app_has_the_one_shape_too(
+    error: BaseException, client: httpx.AsyncClient, lines: io.StringIO
+) -> None:
+    RAISED["it"] = error
+    response = await client.get("/probe/raise/it", headers={"x-request-id": "mine"})
+    assert error_of(response, 500)["code"] == "server_error"
+    assert response.headers.get_list("x-request-id") == ["mine"]
+    assert "inner" not in response.text
+    (entry,) = entries(lines, "gateway.boundary")
+    assert (entry["level"], entry["request_id"]) == ("error", "mine")
+    assert type(error).__name__ in entry["traceback"] or "inner workings" in entry["traceback"]
+    (access,) = entries(lines, "gateway.access")
+    assert access["status"] == 500
+
+
+async def test_a_request_that_somebody_cancelled_is_not_answered(
+    app: Litestar, client: httpx.AsyncClient, lines: io.StringIO
+) -> None:
+    entered = asyncio.Event()
+
+    @get("/probe/slow")
+    async def slow() -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    app.register(slow)
+    running = asyncio.create_task(client.get("/probe/slow"))
+    await entered.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert entries(lines, "gateway.boundary") == []
+
+
+async def test_half_of_a_surrogate_pair_in_a_message_is_escaped(
+    client: httpx.AsyncClient,
+) -> None:
+    RAISED["it"] = errors.InvalidRequest("bad \ud800", param="\udfff")
+    shown = error_of(await client.get("/probe/raise/it"), 400)
+    assert (shown["message"], shown["param"]) == ("bad \\ud800", "\\udfff")
+
+
+async def test_a_path_made_to_be_slow_is_refused_in_no_time(client: httpx.AsyncClient) -> None:
+    began = time.perf_counter()
+    message = error_of(await client.get("/" + "a://x:" * 10_000), 404)["message"]
+    assert time.perf_counter() - began < 1
+    assert len(message) < 300
 
 
 async def test_a_route_that_is_not_there_is_404(client: httpx.AsyncClient) -> None:

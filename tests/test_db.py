@@ -12,7 +12,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway import db
-from gateway.db import Database, async_url
+from gateway.db import OPTIONS, Database, async_url
 from gateway.errors import DatabaseUnavailable
 from gateway.settings import SettingsError
 from gateway.tenants.tables import Tenant
@@ -54,6 +54,48 @@ def test_f13_a_url_that_cannot_be_used_names_the_setting_without_the_password(ur
     with pytest.raises(SettingsError, match=r"database\.url") as error:
         async_url(url, Path())
     assert PASSWORD not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "option", "accepted"),
+    [
+        (f"postgresql://u:{PASSWORD}@h/d?connect_timeout=5", "connect_timeout", "sslmode"),
+        (f"postgresql://u:{PASSWORD}@h/d?application_name=x", "application_name", "sslmode"),
+        (f"postgresql://u:{PASSWORD}@h/d?sslmode=x&sslrootcert=y", "sslrootcert", "sslmode"),
+        ("sqlite:///x.db?mode=ro", "mode", "none"),
+    ],
+)
+def test_an_option_that_the_driver_does_not_know_is_refused_at_the_start(
+    url: str, option: str, accepted: str
+) -> None:
+    with pytest.raises(SettingsError, match=rf"database\.url: the option '{option}'") as error:
+        async_url(url, Path())
+    assert accepted in str(error.value)
+    assert PASSWORD not in str(error.value)
+
+
+async def test_every_option_that_is_accepted_is_known_to_the_driver(
+    postgres_server: Postgres, tmp_path: Path
+) -> None:
+    values = {
+        "host": "127.0.0.1",
+        "port": "5432",
+        "sslmode": "prefer",
+        "ssl": "prefer",
+        "passfile": str(tmp_path / "none"),
+        "target_session_attrs": "any",
+        "prepared_statement_cache_size": "0",
+    }
+    assert values.keys() == set(OPTIONS["postgresql"])
+    plain = async_url(postgres_server.url("postgres"), tmp_path)
+    for name, value in values.items():
+        if name in ("host", "port"):
+            continue
+        given = plain.update_query_dict({name: value}).render_as_string(hide_password=False)
+        database = Database(async_url(given, tmp_path))
+        async with database.session() as session:
+            assert await session.scalar(text("SELECT 1")) == 1
+        await database.close()
 
 
 async def test_a_session_commits_when_it_ends_well_and_only_then(database: Database) -> None:

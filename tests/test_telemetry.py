@@ -1,12 +1,13 @@
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from gateway import telemetry
-from gateway.telemetry import redact
+from gateway.telemetry import FIELD_CHARS_MAX, redact
 from gateway.tenants import key_form
 
 
@@ -88,3 +89,40 @@ def test_f13_a_password_in_a_url_is_cut_and_nothing_else(
     assert redact(text) == shown
     logging.getLogger("x").info(text)
     assert only_line(written)["message"] == shown
+
+
+@pytest.mark.parametrize("text", ["a://x:" * 10_000, "a://" * 16_000, "lg_sk_" * 10_000])
+def test_a_text_made_to_be_slow_is_redacted_in_no_time(text: str) -> None:
+    began = time.perf_counter()
+    redact(text)
+    redact(text + "@")
+    assert time.perf_counter() - began < 0.2
+
+
+def test_f13_a_password_of_any_length_is_cut() -> None:
+    assert redact(f"at postgresql://u:{'s3c' * 5000}@h/d") == "at postgresql://u:…@h/d"
+    assert redact("x://u:@h") == "x://u:@h"
+
+
+def test_a_field_has_a_greatest_length_and_no_secret_at_its_end(written: io.StringIO) -> None:
+    long = "x" * (FIELD_CHARS_MAX - 20) + " postgresql://u:" + "s3cret" * 100 + "@h"
+    logging.getLogger("x").info(long, extra={"fields": {"odd": long}})
+    entry = only_line(written)
+    for name in ("message", "odd"):
+        assert len(str(entry[name])) <= FIELD_CHARS_MAX
+        assert "s3c" not in str(entry[name])
+
+
+def test_half_of_a_surrogate_pair_is_escaped_and_the_line_still_redacted(
+    written: io.StringIO, capfd: pytest.CaptureFixture[str]
+) -> None:
+    key = key_form.make().text.reveal()
+    try:
+        raise ValueError(f"\ud800 {key}")
+    except ValueError:
+        fields = {"half": f"\udfff {key}"}
+        logging.getLogger("x").exception("\ud800 %s", key, extra={"fields": fields})
+    entry = only_line(written)
+    assert str(entry["message"]).startswith("\\ud800 lg_sk_")
+    assert str(entry["half"]).startswith("\\udfff lg_sk_")
+    assert key[17:] not in written.getvalue() + "".join(capfd.readouterr())

@@ -189,6 +189,8 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "other_targets": (config(target_modules=["k_proj"]), "belong to different adapters"),
     "more_layers": (config(layers_to_transform=[0, 1, 2]), "lacks weights"),
     "alpha_too_large": (config(lora_alpha=10**400), "lora_alpha"),
+    "layers_pattern": (config(layers_pattern="model|x"), "layers_pattern"),
+    "surrogate": (b'{"peft_type":"LORA","alpha_pattern":{"[\\ud800-a]":1}}', "alpha_pattern"),
     "unknown_field": (config(use_new_thing={"a": 1}), "use_new_thing"),
 }
 

@@ -67,3 +67,24 @@ def test_a_key_is_needed_and_never_shown(site: Site, monkeypatch: pytest.MonkeyP
     wrong = CliRunner().invoke(adapters_group, ["--url", site.live.url, "--key", "s3cr3t", "list"])
     assert wrong.exit_code == 1
     assert "s3cr3t" not in wrong.output
+
+
+@pytest.mark.parametrize("command", ["list", "push", "delete"])
+def test_help_needs_no_key(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LORAGATE_API_KEY", raising=False)
+    result = CliRunner().invoke(adapters_group, [command, "--help"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("key", ["s3cr3t-é", "s3cr3t\n", "s3cr3t\udcff"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> None:
+    result = CliRunner().invoke(adapters_group, ["--key", key, "list"])
+    assert result.exit_code == 2
+    assert "Error: The API key has characters" in result.stderr
+    assert "s3cr3t" not in result.output
+
+
+def test_a_url_that_is_none_is_one_line() -> None:
+    result = CliRunner().invoke(adapters_group, ["--url", "http://[", "--key", "x", "list"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: http://[")

@@ -25,14 +25,21 @@ def test_a_meaning_is_believed_for_a_moment() -> None:
 def test_a_change_is_noticed_at_once() -> None:
     names = Names()
     names.put("acme", "pirate", ONE, names.changes)
-    names.changed()
+    names.changed("acme")
     assert names.get("acme", "pirate") is None
+
+
+def test_a_change_is_no_matter_of_other_tenants() -> None:
+    names = Names()
+    names.put("acme", "pirate", ONE, names.changes)
+    names.changed("other")
+    assert names.get("acme", "pirate") == ONE
 
 
 def test_an_answer_from_before_a_change_is_not_believed() -> None:
     names = Names()
     asked_at = names.changes
-    names.changed()
+    names.changed("acme")
     names.put("acme", "pirate", ONE, asked_at)
     assert names.get("acme", "pirate") is None
 

@@ -89,6 +89,17 @@ def test_f26_an_unknown_field_is_refused_unless_it_says_nothing() -> None:
         ("layers_to_transform", "0", "layers_to_transform that cannot be used"),
         ("layers_to_transform", [-1], "layers_to_transform that cannot be used"),
         ("layers_pattern", [1], "layers_pattern that cannot be used"),
+        ("layers_pattern", "model|x", "alternatives outside of parentheses"),
+        ("layers_pattern", "|", "alternatives outside of parentheses"),
+        ("layers_pattern", ["layers", "(a)|b"], "alternatives outside of parentheses"),
+        ("layers_pattern", "(layers", "not closed"),
+        ("layers_pattern", "layers\\", "ends with a backslash"),
+        ("layers_pattern", ["a*.*b"] * 10, "too many"),
+        ("target_modules", "(q_proj", "not closed"),
+        ("target_modules", "(.*)+_proj", "repeats a group"),
+        ("target_modules", r"(?=.*)q_proj", "of which only"),
+        ("target_modules", ".*" * 10, "too many"),
+        ("exclude_modules", "(.*)+_proj", "repeats a group"),
     ],
 )
 def test_a_value_that_cannot_be_served_is_refused_by_name(
@@ -184,6 +195,23 @@ def test_the_canonical_form_keeps_the_order_of_patterns() -> None:
     assert one.canonical != two.canonical
 
 
-def test_texts_that_are_no_unicode_are_escaped() -> None:
-    text = json.dumps(config(base_model_name_or_path="\ud800")).encode()
-    assert read_config(text).canonical.decode().isascii()
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"alpha_pattern": {"[\ud800-a]": 1}}, "config.alpha_pattern"),
+        ({"target_modules": ["q_proj", "\udfff"]}, "config.target_modules"),
+        ({"base_model_name_or_path": "\ud800"}, "config.base_model_name_or_path"),
+        ({"\ud800": None}, "config"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_with_the_field(
+    changes: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidAdapter, match="surrogate") as caught:
+        read(**changes)
+    assert caught.value.param == param
+    caught.value.message.encode()
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    assert read(base_model_name_or_path="\U0001f600").base_model_name == "\U0001f600"

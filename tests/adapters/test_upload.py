@@ -12,6 +12,7 @@ import pytest
 
 from gateway import connection
 from gateway.adapters import upload
+from gateway.adapters.names import Names
 from gateway.adapters.store import AdapterStore
 from gateway.engine.messages import FailureCode, Submit
 from tests.adapters.conftest import ADAPTERS_MAX, UPLOAD_BYTES_MAX, Site
@@ -86,6 +87,18 @@ def test_l2_an_adapter_is_listed_got_and_deleted_by_name_or_id(site: Site) -> No
     assert site.names() == ["two"]
     assert site.client.delete(f"/v1/adapters/{two['id']}").status_code == 200
     assert site.stored() == []
+
+
+def test_only_a_delete_that_found_something_changes_names(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[str] = []
+    site.upload("one")
+    monkeypatch.setattr(Names, "changed", lambda _, tenant_id: changed.append(tenant_id))
+    error_of(site.client.delete("/v1/adapters/other"), 404)
+    assert changed == []
+    assert site.client.delete("/v1/adapters/one").status_code == 200
+    assert len(changed) == 1
 
 
 def test_deleting_the_last_use_of_a_version_unloads_it(site: Site) -> None:

@@ -2,12 +2,17 @@
 
 import json
 import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 from gateway.engine.messages import FailureCode
+from gateway.engine.tokenizer import Tokenizer
+from gateway.inference.tokenizers import LONG_ENCODES_MAX
 from tests.fakes import Script
 from tests.inference.conftest import BASE, BODY_BYTES_MAX, Api, frames_of
 from tests.live import error_of
@@ -284,8 +289,51 @@ def test_a_prompt_that_fills_the_context_is_told_the_numbers(api: Api, stream: b
 
 
 def test_a_long_prompt_is_tokenized_beside_the_others_and_refused(api: Api) -> None:
-    error = error_of(api.complete(prompt="x" * 500_000), 400)
-    assert "500000 tokens" in error["message"]
+    error = error_of(api.complete(prompt="x" * 20_000), 400)
+    assert "20000 tokens" in error["message"]
+
+
+def test_a_prompt_too_long_for_any_tokens_is_refused_without_tokenizing_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> list[int]:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(Tokenizer, "encode", never)
+    monkeypatch.setattr(Tokenizer, "encode_chat", never)
+    longest = 2048 * len("<|endoftext|>")
+    text = "x" * (longest + 1)
+    chat = api.chat(messages=[{"role": "user", "content": text}])
+    for response, param in ((api.complete(prompt=text), "prompt"), (chat, "messages")):
+        error = error_of(response, 400)
+        assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert f"{longest} characters" in error["message"]
+        assert f"{longest + 1} characters" in error["message"]
+
+
+def test_a_prompt_of_the_longest_tokens_is_not_refused_by_its_length(api: Api) -> None:
+    assert api.complete(prompt="<|endoftext|>" * 2047).status_code == 200
+    assert len(api.submitted().prompt) == 2047
+
+
+def test_few_long_prompts_are_tokenized_at_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, at_once, most = threading.Lock(), 0, 0
+
+    def encode(*_: object) -> list[int]:
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.05)
+        with lock:
+            at_once -= 1
+        return [1]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: api.complete(prompt="x" * 10_000), range(8)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert most == LONG_ENCODES_MAX
 
 
 def test_more_tokens_than_the_context_has_left_are_refused_with_the_numbers(api: Api) -> None:

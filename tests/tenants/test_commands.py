@@ -112,3 +112,13 @@ def test_a_migration_of_its_own_is_a_command(shell: Shell) -> None:
         assert result.exit_code == 0
         assert "up to date" in result.stdout
         assert PASSWORD not in result.output
+
+
+@pytest.mark.parametrize("days", ["1e308", "inf", "nan", "999999999", "0", "-1"])
+def test_days_that_no_calendar_has_are_refused_with_the_range(days: str, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, "")
+    shell.run("tenants", "create", "acme")
+    result = shell.run("keys", "create", "acme", "--expires-in-days", days)
+    assert result.exit_code == 2
+    assert "is not in the range 0<x<=36500" in result.stderr
+    assert shell.json("keys", "list", "acme") == []
