@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from msgspec import Struct
 
 from gateway.adapters.patterns import (
+    PATTERN_CHARS_MAX,
     WAYS_MAX,
     UnboundedPattern,
     compile_bounded,
@@ -121,19 +122,29 @@ def _read_config(fields: dict[str, Any]) -> PeftConfig:
     _check_kind(fields)
     for name, value in fields.items():
         _check_known(name, value)
+    warnings = _check_init(fields.get("init_lora_weights"))
+    target_modules = _read(fields, "target_modules", _modules, None)
+    exclude_modules = _read(fields, "exclude_modules", _modules, None) or None
+    if _unchecked(target_modules) or _unchecked(exclude_modules):
+        # the tensors decide what is adapted; the config only confirms it
+        warnings.append(
+            "The pattern of target_modules or exclude_modules is too costly to match, so it was "
+            "not checked against the weights: every projection that has weights is served."
+        )
+        target_modules = exclude_modules = None
     return PeftConfig(
         rank=_read(fields, "r", _rank, DEFAULT_RANK),
         alpha=_read(fields, "lora_alpha", _number, DEFAULT_ALPHA),
         rslora=_read(fields, "use_rslora", _boolean, False),
         rank_pattern=_patterns(fields, "rank_pattern", _rank),
         alpha_pattern=_patterns(fields, "alpha_pattern", _number),
-        target_modules=_read(fields, "target_modules", _modules, None),
-        exclude_modules=_read(fields, "exclude_modules", _modules, None) or None,
+        target_modules=target_modules,
+        exclude_modules=exclude_modules,
         layers=_read(fields, "layers_to_transform", _layers, None),
         layers_pattern=_read(fields, "layers_pattern", _layers_pattern, []),
         base_model_name=str(fields.get("base_model_name_or_path") or "")[:100],
         canonical=_canonical(fields),
-        warnings=_check_init(fields.get("init_lora_weights")),
+        warnings=warnings,
     )
 
 
@@ -303,8 +314,24 @@ def _layers_pattern(value: object) -> list[str]:
 def _modules(value: object) -> list[str] | str:
     if not isinstance(value, str):
         return _text_list(value)
-    compile_bounded(value)
+    if len(value) > PATTERN_CHARS_MAX:
+        raise UnboundedPattern(f"it is longer than {PATTERN_CHARS_MAX} characters")
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UnboundedPattern(f"it is not a regular expression ({error})") from None
     return value
+
+
+def _unchecked(modules: list[str] | str | None) -> bool:
+    """Whether it is a regular expression that could take too long to match."""
+    if not isinstance(modules, str):
+        return False
+    try:
+        compile_bounded(modules)
+    except UnboundedPattern:
+        return True
+    return False
 
 
 def _canonical(fields: dict[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
 """Which projections an adapter config targets, decided as PEFT decides it.
 
 PEFT: tuners/tuners_utils.py, `check_target_module_exists`. The answer is a cross-check on the
-tensors. Patterns that can't be matched in bounded time were refused when the config was read.
+tensors. Patterns that can't be matched in bounded time were dropped when the config was read.
 """
 
 import re
