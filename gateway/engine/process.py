@@ -58,7 +58,7 @@ class ProcessEngine(EngineClient):
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     async def send(self, command: Command) -> None:
-        """Never waits: the socket has no high-water mark, so a child that lives takes everything."""
+        """Never waits: the socket has no high-water mark, so a living child takes everything."""
         self.require()
         assert self._socket is not None
         try:
