@@ -14,7 +14,7 @@ from gateway.engine.engine import Engine
 from gateway.engine.messages import AdapterRef, EngineSettings, Failed, Sampling, Submit, Tokens
 from gateway.engine.tokenizer import Tokenizer
 
-OUTPUT_TOKENS = 8
+OUTPUT_TOKENS = 6
 QUESTIONS = [
     "What is the capital of France?",
     "How do I make a cup of tea?",
