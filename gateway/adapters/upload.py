@@ -178,7 +178,7 @@ def _test_error(code: FailureCode, detail: str) -> ApiError:
                 "lora_alpha are too large.",
                 param="weights",
             )
-        case "overloaded":
+        case "overloaded" | "late":
             return Overloaded("The engine is too busy to test the adapter. Send it again.")
         case _:
             return EngineUnavailable("The engine stopped while it tested the adapter.")

@@ -27,10 +27,11 @@ from gateway.engine.messages import (
 class EngineFailure(Exception):
     """The engine gave up on a request. `code` is one of `messages.FailureCode`."""
 
-    def __init__(self, code: FailureCode, detail: str) -> None:
+    def __init__(self, code: FailureCode, detail: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
+        self.retry_after_s = retry_after_s
 
 
 class TokenStream(Protocol):
@@ -215,5 +216,5 @@ class _Stream:
             return event
         self._ended = True
         if isinstance(event, Failed):
-            raise EngineFailure(event.code, event.detail)
+            raise EngineFailure(event.code, event.detail, event.retry_after_s)
         return event

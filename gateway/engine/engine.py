@@ -2,6 +2,7 @@
 of its own but the adapter reader's."""
 
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,9 +12,13 @@ import torch
 
 from gateway.engine import kernels
 from gateway.engine.memory.buffer import KvShape, PageBuffer
+from gateway.engine.memory.costs import Costs
 from gateway.engine.memory.pager import AdapterPager
 from gateway.engine.memory.pages import PagePool
-from gateway.engine.messages import EngineSettings, Event, ModelInfo, Stats, Submit
+from gateway.engine.memory.radix import RadixCache
+from gateway.engine.memory.reclaim import ReclaimOrder
+from gateway.engine.memory.supply import PageSupply
+from gateway.engine.messages import EngineSettings, Event, Finished, ModelInfo, Stats, Submit
 from gateway.engine.model import weights
 from gateway.engine.model.adapter import read_adapter
 from gateway.engine.model.batch import Batch
@@ -23,15 +28,24 @@ from gateway.engine.model.errors import ModelError
 from gateway.engine.model.rope import Rope
 from gateway.engine.model.sampling import Draw, sample
 from gateway.engine.model.warm_up import warm_up
-from gateway.engine.scheduling.plan import Slice
-from gateway.engine.scheduling.scheduler import Limits, Scheduler
+from gateway.engine.scheduling.admission import Memory
+from gateway.engine.scheduling.limits import Limits
+from gateway.engine.scheduling.lookahead import ObservedLengths
+from gateway.engine.scheduling.scheduler import Scheduler
+from gateway.engine.steplog import Share, StepRecord, shares
 
 
 class Engine:
     """One base model, one page pool. `wake` is called from another thread when an adapter that
-    requests wait for has been read."""
+    requests wait for has been read; `log` gets a record of each iteration."""
 
-    def __init__(self, settings: EngineSettings, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        wake: Callable[[], None] = lambda: None,
+        log: Callable[[StepRecord], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         _use_threads(settings.threads or _cores())
         self.device = _device(settings.device)
         dtype = _dtype(settings.dtype, self.device)
@@ -52,8 +66,10 @@ class Engine:
             ) from error
         projections = _projections(config)
         self.pool = PagePool(pages)
+        reclaim, self._costs = ReclaimOrder(), Costs()
         self.pager = AdapterPager(
             self.pool,
+            reclaim,
             buffer,
             partial(
                 read_adapter,
@@ -64,8 +80,23 @@ class Engine:
             ),
             settings.host_adapters_mib * 2**20,
             wake,
+            self._costs,
+            clock=clock,
         )
-        self.scheduler = Scheduler(limits, self.pool, self.pager)
+        self.radix = RadixCache(
+            self.pool,
+            reclaim,
+            lambda: self._costs.block_s(limits.block_tokens, limits.step_tokens),
+        )
+        supply = PageSupply(self.pool, self.pager, self.radix, reclaim)
+        self.scheduler = Scheduler(
+            limits,
+            Memory(self.pool, self.pager, self.radix, supply),
+            ObservedLengths(),
+            self._costs,
+            clock,
+        )
+        self._log = log
         self._decoder = Decoder(
             config,
             loaded,
@@ -89,12 +120,17 @@ class Engine:
             dtype=str(dtype).removeprefix("torch."),
             device=self.device,
         )
-        self._iterations = self._prefill_tokens = self._decode_tokens = 0
+        self._iterations = self._prefill_tokens = self._decode_tokens = self._cached_tokens = 0
         self._batch_adapters_max = 0
 
     def submit(self, request: Submit) -> list[Event]:
-        failure = self.scheduler.submit(request)
-        return [failure] if failure else []
+        return self.scheduler.submit(request)
+
+    def unload(self, digest: str) -> None:
+        """Forget an adapter version and all that was computed with it; running requests that use
+        it end as they began."""
+        self.pager.unload(digest)
+        self.radix.forget(digest)
 
     @property
     def busy(self) -> bool:
@@ -104,7 +140,9 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Event]:
         """One iteration. Returns no events and computes nothing while all wait for adapters."""
+        started, before = time.perf_counter(), self._counts()
         plan = self.scheduler.plan()
+        planned = time.perf_counter()
         if not plan.slices:
             return plan.events
         batch = Batch.pack(plan.slices, self._block_tokens, self.device)
@@ -114,8 +152,17 @@ class Engine:
             for item in plan.slices
             if item.samples
         ]
-        self._count(plan.slices, len(batch.lora))
-        return plan.events + self.scheduler.commit(plan, sample(logits_SV, draws))
+        sampled = sample(logits_SV, draws)
+        computed = time.perf_counter()
+        had = shares(plan)
+        self._count(had, len(batch.lora))
+        events = plan.events + self.scheduler.commit(plan, sampled)
+        self._costs.step.measured(sum(item.length for item in plan.slices), computed - started)
+        self._cached_tokens += sum(e.cached_tokens for e in events if isinstance(e, Finished))
+        if self._log is not None:
+            seconds = planned - started, computed - planned, time.perf_counter() - computed
+            self._log(self._record(had, before, seconds))
+        return events
 
     def stats(self, query_id: str) -> Stats:
         return Stats(
@@ -123,12 +170,14 @@ class Engine:
             pages_total=self.pool.total,
             pages_free=self.pool.free,
             pages_kv=self.pool.owned("kv"),
+            pages_prefixes=self.pool.owned("prefix"),
             pages_adapters=self.pool.owned("adapter"),
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             iterations=self._iterations,
             prefill_tokens=self._prefill_tokens,
             decode_tokens=self._decode_tokens,
+            cached_tokens=self._cached_tokens,
             preemptions=self.scheduler.preemptions,
             adapters_resident=self.pager.resident_count,
             adapters_host=self.pager.host_count,
@@ -140,12 +189,30 @@ class Engine:
     def close(self) -> None:
         self.pager.close()
 
-    def _count(self, slices: list[Slice], adapters: int) -> None:
-        decodes = sum(item.sequence.generated > 0 and item.length == 1 for item in slices)
+    def _count(self, had: list[Share], adapters: int) -> None:
         self._iterations += 1
-        self._decode_tokens += decodes
-        self._prefill_tokens += sum(item.length for item in slices) - decodes
+        self._decode_tokens += sum(share.decoded for share in had)
+        self._prefill_tokens += sum(share.prefilled for share in had)
         self._batch_adapters_max = max(self._batch_adapters_max, adapters)
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self.pager.loads, self.pager.bytes_loaded, self.scheduler.preemptions
+
+    def _record(
+        self, had: list[Share], before: tuple[int, int, int], seconds: tuple[float, float, float]
+    ) -> StepRecord:
+        loads, bytes_loaded, preemptions = self._counts()
+        return StepRecord(
+            self._iterations,
+            had,
+            self.pool.owned("kv"),
+            self.pool.owned("prefix"),
+            self.pool.owned("adapter"),
+            loads - before[0],
+            bytes_loaded - before[1],
+            preemptions - before[2],
+            *seconds,
+        )
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[int, int]]:

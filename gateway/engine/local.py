@@ -7,7 +7,7 @@ import threading
 
 from gateway.engine.client import EngineClient
 from gateway.engine.engine import Engine
-from gateway.engine.loop import serve
+from gateway.engine.loop import IDLE_S, serve
 from gateway.engine.messages import (
     Command,
     EngineSettings,
@@ -52,8 +52,10 @@ class LocalEngine(EngineClient):
             engine.close()
 
     def _receive(self, wait: bool) -> list[Command]:
-        commands = [self._inbox.get()] if wait else []
+        commands: list[Command | None] = []
         with contextlib.suppress(queue.Empty):
+            if wait:
+                commands.append(self._inbox.get(timeout=IDLE_S))
             while True:
                 commands.append(self._inbox.get_nowait())
         return [command for command in commands if command is not None]

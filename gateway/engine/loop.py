@@ -11,19 +11,24 @@ from gateway.engine.messages import (
     Events,
     Failed,
     GetStats,
+    Pin,
     Shutdown,
     Submit,
     Unload,
+    Unpin,
 )
 
 log = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+"""How often an engine that has nothing to compute looks for requests whose time is up."""
 
 
 def serve(
     engine: Engine, receive: Callable[[bool], list[Command]], send: Callable[[Events], None]
 ) -> None:
     """Serve until `Shutdown`. `receive(wait)` gives the commands that have come; with `wait` it
-    blocks until there is one or the engine's `wake` was called."""
+    blocks until there is one, the engine's `wake` was called, or IDLE_S went by."""
     while True:
         events: list[Event] = []
         for command in receive(not engine.busy):
@@ -46,7 +51,11 @@ def _obey(engine: Engine, command: Command) -> list[Event]:
         case Cancel():
             engine.scheduler.cancel(command.request_id)
         case Unload():
-            engine.pager.unload(command.digest)
+            engine.unload(command.digest)
+        case Pin():
+            engine.pager.pin(command.digest)
+        case Unpin():
+            engine.pager.unpin(command.digest)
         case GetStats():
             return [engine.stats(command.query_id)]
         case Shutdown():

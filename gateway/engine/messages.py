@@ -102,6 +102,12 @@ class Submit(Struct, frozen=True, tag="submit"):
     """Opaque to the engine: requests of one key share one turn."""
     fairness_weight: float = 1.0
     """Tokens of a key with weight 2 count half."""
+    cache_namespace: str | None = None
+    """Opaque to the engine: requests of one namespace go on from each other's cached prefixes.
+    None: it neither uses nor leaves any."""
+    first_token_s: float | None = None
+    """Seconds from now within which its first token is of use. If that can't be had, it is
+    refused as `late` instead of queued. None: it waits for as long as it takes."""
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -116,6 +122,16 @@ class Unload(Struct, frozen=True, tag="unload"):
     digest: str
 
 
+class Pin(Struct, frozen=True, tag="pin"):
+    """Keep an adapter version in the pool from when it is first used until `Unpin` or `Unload`."""
+
+    digest: str
+
+
+class Unpin(Struct, frozen=True, tag="unpin"):
+    digest: str
+
+
 class GetStats(Struct, frozen=True, tag="get_stats"):
     query_id: str
 
@@ -124,7 +140,7 @@ class Shutdown(Struct, frozen=True, tag="shutdown"):
     pass
 
 
-Command = Submit | Cancel | Unload | GetStats | Shutdown
+Command = Submit | Cancel | Unload | Pin | Unpin | GetStats | Shutdown
 
 # --- from the worker ----------------------------------------------------------------------------
 
@@ -133,6 +149,7 @@ FailureCode = Literal[
     "adapter_failed",  # the adapter could not be loaded; detail says why
     "not_finite",  # the adapter's or the model's numbers overflowed
     "overloaded",  # the queue is full
+    "late",  # its first token would not come in time
     "engine_lost",  # the worker died or is not there (said by the client, not the worker)
     "internal",
 ]
@@ -178,12 +195,16 @@ class Finished(Struct, frozen=True, tag="finished"):
     reason: Literal["stop", "length"]
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Of the prompt: those whose KV was in the cache."""
 
 
 class Failed(Struct, frozen=True, tag="failed"):
     request_id: str
     code: FailureCode
     detail: str
+    retry_after_s: float | None = None
+    """When it may go better, where that can be foreseen."""
 
 
 class Stats(Struct, frozen=True, tag="stats"):
@@ -193,12 +214,17 @@ class Stats(Struct, frozen=True, tag="stats"):
     pages_total: int
     pages_free: int
     pages_kv: int
+    """Of running requests."""
+    pages_prefixes: int
+    """Of cached prefixes, those that running requests read included."""
     pages_adapters: int
     running: int
     waiting: int
     iterations: int
     prefill_tokens: int
     decode_tokens: int
+    cached_tokens: int
+    """Tokens of prompts that were not computed, as their KV was cached."""
     preemptions: int
     adapters_resident: int
     adapters_host: int

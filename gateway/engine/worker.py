@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from gateway.engine.engine import Engine
-from gateway.engine.loop import serve
+from gateway.engine.loop import IDLE_S, serve
 from gateway.engine.messages import Command, EngineSettings, Events, Ready, StartFailed
 from gateway.engine.model.errors import ModelError
 
@@ -73,7 +73,7 @@ class Border:
             return  # the pipe is full of calls that are not yet answered
 
     def receive(self, wait: bool) -> list[Command]:
-        ready = dict(self._poller.poll(None if wait else 0))
+        ready = dict(self._poller.poll(int(IDLE_S * 1000) if wait else 0))
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         commands: list[Command] = []

@@ -115,6 +115,8 @@ class Walk:
                 stop_token_ids=sorted({*info.eos_token_ids, *tokenizer.eos_token_ids}),
                 fairness_key=self._principal.tenant_id,
                 fairness_weight=self._principal.weight,
+                cache_namespace=self._principal.tenant_id,
+                first_token_s=self._first_token_s_max,
             )
             try:
                 async with self._engine.submit(submit) as stream:
@@ -304,6 +306,12 @@ def _raise(failure: EngineFailure, ask: Ask) -> NoReturn:
             ) from failure
         case "overloaded":
             raise Overloaded("The engine's queue is full. Try again in a moment.") from failure
+        case "late":
+            raise Overloaded(
+                "The engine is too busy to begin the answer in time. Try again later, or send "
+                "fewer or shorter requests at a time.",
+                retry_after_s=failure.retry_after_s,
+            ) from failure
         case "engine_lost":
             raise EngineUnavailable(
                 "The engine stopped or is being started. Try again in a moment."

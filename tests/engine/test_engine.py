@@ -214,6 +214,9 @@ def test_no_schedule_changes_an_answer(
 
 def test_a_pool_for_few_preempts_and_all_finish_alike(world: World):
     driver = Driver(world.engine(pages=20))
+    for index in range(20):  # after these, the engine expects short answers
+        driver.submit(Submit(f"short-{index}", prompt(index, 6), 1, GREEDY))
+    driver.finish()
     for index in range(8):
         driver.submit(Submit(str(index), prompt(index, 6), 30, GREEDY))
     driver.finish()

@@ -51,6 +51,10 @@ class PageBuffer:
         self.kv_layers: list[Tensor] = [kv[:, layer] for layer in range(shape.layers)]
         """Per layer a view (N, 2, B, K, E)."""
 
+    @property
+    def page_bytes(self) -> int:
+        return self.shape.page_elements * self.dtype.itemsize
+
     @staticmethod
     def pages_in(pool_bytes: int, shape: KvShape, dtype: torch.dtype) -> int:
         return pool_bytes // (shape.page_elements * dtype.itemsize)

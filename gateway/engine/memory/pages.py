@@ -1,21 +1,40 @@
-"""The page pool's bookkeeping: who owns which page. Integers only; the bytes lie in `buffer`.
+"""The page pool's bookkeeping: who owns which page, and who reads it. Integers only; the bytes
+lie in `buffer`.
 
-    pages   0    1    2    3    4    5    6    7
-           kv   kv   --  adpt adpt  kv   --   --      any free page serves any owner
+    pages    0     1     2     3     4     5     6     7
+            kv   prefix  --  adapter adptr kv    --    --     any free page serves any owner
+                 2 readers
 
-Invariant, checked by `check`: free + owned = total, and no page has two owners.
+A page has one owner. A page of a cached prefix may have readers beside it: sequences that go on
+from that prefix. It can't be given back while it has any.
+
+Invariant, checked by `check`: free + owned = total, and the ledger sums to what is owned.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-Kind = Literal["kv", "adapter"]
+Kind = Literal["kv", "prefix", "adapter"]
 
 
 class Owner(NamedTuple):
     kind: Kind
     key: str
-    """Request id for KV, version digest for an adapter."""
+    """Request id for KV, version digest for an adapter and for the prefixes computed with it."""
+    tenant: str = ""
+    """On whose account the pages are."""
+
+
+class Snapshot(NamedTuple):
+    """The pool at one moment."""
+
+    total: int
+    free: int
+    ledger: dict[tuple[Kind, str], int]
+    """Pages owned, by kind and tenant; with `free` they sum to `total`."""
+    kinds: list[Kind | None]
+    """What each page holds, in the order of the pool; None: free."""
 
 
 class PagePool:
@@ -23,40 +42,74 @@ class PagePool:
         self.total = total
         self._free = list(range(total - 1, -1, -1))
         self._owner: list[Owner | None] = [None] * total
-        self._owned: Counter[Owner] = Counter()
+        self._readers = [0] * total
+        self._ledger: Counter[tuple[Kind, str]] = Counter()
+        self.takes = 0
+        """Calls of `take` that took a page."""
 
     @property
     def free(self) -> int:
         return len(self._free)
 
     def owned(self, kind: Kind) -> int:
-        return sum(count for owner, count in self._owned.items() if owner.kind == kind)
+        return sum(count for (owned, _), count in self._ledger.items() if owned == kind)
 
     def take(self, count: int, owner: Owner) -> list[int]:
         """`count` free pages, the most recently freed first. The caller has asked `free`."""
         assert 0 <= count <= len(self._free), f"{count} pages asked, {len(self._free)} free"
-        taken = [self._free.pop() for _ in range(count)]
+        if not count:
+            return []
+        self.takes += 1
+        taken = self._free[: -count - 1 : -1]
+        del self._free[-count:]
         for page in taken:
             assert self._owner[page] is None, f"free page {page} has an owner"
             self._owner[page] = owner
-        if taken:
-            self._owned[owner] += count
+        self._ledger[owner.kind, owner.tenant] += count
         return taken
 
-    def give(self, pages: list[int], owner: Owner) -> None:
+    def give(self, pages: Sequence[int], owner: Owner) -> None:
+        """Pages back to the free ones. Nobody reads them any more."""
         for page in pages:
             assert self._owner[page] == owner, f"page {page} is not {owner}'s"
+            assert not self._readers[page], f"page {page} is still read"
             self._owner[page] = None
         self._free.extend(reversed(pages))
-        self._owned[owner] -= len(pages)
-        assert self._owned[owner] >= 0, f"{owner} gave more than it took"
-        if not self._owned[owner]:
-            del self._owned[owner]
+        self._book(owner, -len(pages))
+
+    def transfer(self, page: int, old: Owner, new: Owner) -> None:
+        """A page, with what it holds, to another owner."""
+        assert self._owner[page] == old, f"page {page} is not {old}'s"
+        self._owner[page] = new
+        self._book(old, -1)
+        self._book(new, 1)
+
+    def share(self, page: int) -> None:
+        """One more reader of an owned page."""
+        assert self._owner[page] is not None, f"page {page} is free"
+        self._readers[page] += 1
+
+    def unshare(self, page: int) -> None:
+        assert self._readers[page] > 0, f"page {page} has no readers"
+        self._readers[page] -= 1
+
+    def snapshot(self) -> Snapshot:
+        """Walks the whole pool: for pictures, not for the step loop."""
+        kinds = [owner.kind if owner else None for owner in self._owner]
+        return Snapshot(self.total, self.free, dict(self._ledger), kinds)
 
     def check(self) -> None:
         """Walk the whole pool. For tests; nothing on the step loop needs it."""
-        assert len(self._free) + self._owned.total() == self.total, "pages are not conserved"
+        assert len(self._free) + self._ledger.total() == self.total, "pages are not conserved"
         assert len(set(self._free)) == len(self._free), "a page is free twice"
         assert all(self._owner[page] is None for page in self._free), "a free page is owned"
-        owned = Counter(owner for owner in self._owner if owner is not None)
-        assert owned == self._owned, "the ledger does not match the pages"
+        assert not any(self._readers[page] for page in self._free), "a free page is read"
+        owned = Counter((owner.kind, owner.tenant) for owner in self._owner if owner is not None)
+        assert owned == self._ledger, "the ledger does not match the pages"
+
+    def _book(self, owner: Owner, count: int) -> None:
+        account = owner.kind, owner.tenant
+        self._ledger[account] += count
+        assert self._ledger[account] >= 0, f"{owner} gave more than it took"
+        if not self._ledger[account]:
+            del self._ledger[account]

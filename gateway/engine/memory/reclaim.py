@@ -18,7 +18,7 @@ is compared, which is a constant between uses and so can be the key of a heap.
 import heapq
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Hashable
+from collections.abc import Container, Hashable
 
 HALF_LIFE = 8.0
 """A count has faded by half when each known key was used as many times on average."""
@@ -122,7 +122,7 @@ class ReclaimOrder:
 
     # --- what goes first --------------------------------------------------------------------------
 
-    def cheapest(self, spare: Collection[Hashable] = ()) -> Hashable | None:
+    def cheapest(self, spare: Container[Hashable] = ()) -> Hashable | None:
         """The idle one whose pages are worth least, of equals the one idle for longest; neither
         a pinned nor a spared one. None if there is none. It stays until its owner says `drop`."""
         spared = []

@@ -1,74 +1,8 @@
 """The scheduler alone, over a pool without bytes: what a step holds, and who gets it."""
 
 import random
-from collections import Counter
 
-import torch
-
-from gateway.engine.memory.buffer import KvShape, PageBuffer, Slab
-from gateway.engine.memory.pager import AdapterPager
-from gateway.engine.memory.pages import PagePool
-from gateway.engine.messages import AdapterRef, Event, Finished, Sampling, Submit
-from gateway.engine.scheduling.plan import Plan
-from gateway.engine.scheduling.scheduler import Limits, Scheduler
-
-BLOCK = 4
-
-
-def no_store(ref: AdapterRef) -> Slab:
-    raise AssertionError("no adapters here")
-
-
-class Simulation:
-    """Runs plans without a model: every sampling slice gets token 0."""
-
-    def __init__(self, pages: int = 10_000, step_tokens: int = 64, running_max: int = 32) -> None:
-        pool = self.pool = PagePool(pages)
-        buffer = PageBuffer(1, KvShape(1, BLOCK, 1, 2), torch.float32, "cpu")
-        pager = AdapterPager(pool, buffer, no_store, 0, lambda: None)
-        limits = Limits(4096, 10, BLOCK, step_tokens, running_max, waiting_max=100_000)
-        self.scheduler = Scheduler(limits, pool, pager)
-        self.served: Counter[str] = Counter()
-        """Price of the tokens computed, by tenant."""
-        self.first_token: dict[str, int] = {}
-        self.finished: dict[str, int] = {}
-        self.steps = 0
-        self.fill: list[int] = []
-        self._count = 0
-
-    def submit(self, tenant: str, prompt: int, output: int, weight: float = 1.0) -> str:
-        self._count += 1
-        name = f"{tenant}-{self._count}"
-        request = Submit(
-            name, [1] * prompt, output, Sampling(), fairness_key=tenant, fairness_weight=weight
-        )
-        assert self.scheduler.submit(request) is None
-        return name
-
-    def step(self) -> Plan:
-        plan = self.scheduler.plan()
-        self.steps += 1
-        self.fill.append(sum(item.length for item in plan.slices))
-        for sequence, length in plan.slices:
-            decode = sequence.generated > 0 and length == 1
-            self.served[sequence.key] += 2 if decode else length
-        events = self.scheduler.commit(plan, [0 for item in plan.slices if item.samples])
-        self._record(events)
-        self.pool.check()
-        return plan
-
-    def finish(self, steps_max: int = 100_000) -> None:
-        while self.scheduler.waiting or self.scheduler.running:
-            self.step()
-            assert self.steps < steps_max, "the scheduler does not come to an end"
-
-    def _record(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Finished):
-                self.finished[event.request_id] = self.steps
-            else:
-                assert not hasattr(event, "code"), event
-                self.first_token.setdefault(getattr(event, "request_id", ""), self.steps)
+from tests.engine.scheduling.simulation import NoForesight, Simulation
 
 
 def test_no_step_exceeds_the_budget_and_a_backlog_fills_it_exactly():
@@ -141,7 +75,7 @@ def test_every_token_of_every_tenant_is_charged_once():
 
 
 def test_what_a_preemption_computes_again_is_not_charged_again():
-    simulation = Simulation(pages=30)
+    simulation = Simulation(pages=30, lengths=NoForesight())
     for index in range(12):
         simulation.submit("ab"[index % 2], 12, 40)
     simulation.finish()
@@ -153,7 +87,8 @@ def test_what_a_preemption_computes_again_is_not_charged_again():
 def test_a_tiny_pool_comes_to_an_end_whatever_arrives():
     chance = random.Random(3)
     for _ in range(30):
-        simulation = Simulation(pages=16, step_tokens=8, running_max=6)
+        lengths = chance.choice([NoForesight(), None])
+        simulation = Simulation(pages=16, step_tokens=8, running_max=6, lengths=lengths)
         names = []
         for _ in range(chance.randint(1, 15)):
             tenant, prompt, output = (

@@ -1,0 +1,268 @@
+"""Who may come in: the queue, its order, and whether there is room and time for a request.
+
+A request waits for its adapter without holding up others. Then it is its tenant's counter that
+decides when it is its turn, the lookahead whether the pages will last, and its deadline whether
+waiting makes sense at all.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from gateway.engine.memory.costs import Costs
+from gateway.engine.memory.pager import AdapterPager
+from gateway.engine.memory.pages import PagePool
+from gateway.engine.memory.radix import Block, RadixCache
+from gateway.engine.memory.supply import PageSupply
+from gateway.engine.messages import Event, Failed, Submit
+from gateway.engine.scheduling.deadlines import Forecast, too_late
+from gateway.engine.scheduling.fairness import VirtualTokenCounters
+from gateway.engine.scheduling.limits import Limits
+from gateway.engine.scheduling.lookahead import Demand, OutputLengths, peak_pages
+from gateway.engine.scheduling.queue import WaitingQueue
+from gateway.engine.scheduling.sequence import Sequence
+
+
+class Memory(NamedTuple):
+    """The parts of the engine's memory, as scheduling sees them."""
+
+    pool: PagePool
+    pager: AdapterPager
+    radix: RadixCache
+    supply: PageSupply
+
+
+class Admission:
+    """`running` is the scheduler's, and only read here."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        memory: Memory,
+        running: Mapping[str, Sequence],
+        lengths: OutputLengths,
+        costs: Costs,
+        clock: Callable[[], float],
+    ) -> None:
+        self._limits = limits
+        self._memory = memory
+        self._running = running
+        self._lengths = lengths
+        self._costs = costs
+        self._clock = clock
+        self._arrivals = 0
+        self._tick = 0
+        self._latest_starts: list[tuple[float, int, Sequence]] = []  # a heap
+        self._places = limits.running_max
+        self.counters = VirtualTokenCounters()
+        self.waiting = WaitingQueue()
+
+    # --- coming and going -----------------------------------------------------------------------
+
+    def submit(self, request: Submit) -> list[Event]:
+        """Queue a request, or say why it, or another one of its tenant, will not run."""
+        refusal = self._refuse(request)
+        if refusal is not None:
+            return [refusal]
+        self._arrivals += 1
+        now = self._clock()
+        deadline = now + (math.inf if request.first_token_s is None else request.first_token_s)
+        sequence = Sequence(request, self._arrivals, self._tick, deadline)
+        if sequence.digest is not None:  # it may have been unloaded once
+            self._memory.pager.remember(sequence.digest)
+            self._memory.radix.remember(sequence.digest)
+        self._enter(sequence)
+        self.counters.enter(sequence.key)
+        if deadline == math.inf:
+            return []
+        latest_start = deadline - self._costs.step.seconds(sequence.pending)
+        heapq.heappush(self._latest_starts, (latest_start, sequence.arrived, sequence))
+        return self._refuse_the_late(sequence, now)
+
+    def back(self, sequence: Sequence) -> None:
+        """A running sequence was preempted, and waits again."""
+        self._enter(sequence)
+
+    def leave(self, request_id: str) -> Sequence:
+        """A waiting request goes for good."""
+        sequence = self.waiting.take(request_id)
+        self.counters.leave(sequence.key)
+        if sequence.digest is not None:
+            self._memory.pager.unwant(sequence.digest)
+        return sequence
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is one who could be admitted, or something new about an adapter."""
+        return bool(self.waiting.ready_keys) or self._memory.pager.settled
+
+    def refresh(self) -> list[Event]:
+        """Once per iteration: take over adapters that were read; those whose adapter can't be,
+        and those whose time is up, leave."""
+        self._tick += 1
+        events: list[Event] = []
+        pager = self._memory.pager
+        for digest in pager.collect():
+            failure = pager.failure(digest)
+            for sequence in self.waiting.unpark(digest):
+                if failure is not None:
+                    self.leave(sequence.id)
+                    events.append(Failed(sequence.id, "adapter_failed", str(failure)))
+        return events + self._expired()
+
+    def _enter(self, sequence: Sequence) -> None:
+        adapter = sequence.request.adapter
+        if adapter is None:
+            self.waiting.push(sequence)
+            return
+        pager = self._memory.pager
+        pager.want(adapter)
+        # one whose adapter is known to be bad is told so when its turn comes
+        reading = not pager.ready(adapter) and pager.failure(adapter.digest) is None
+        self.waiting.push(sequence, parked=reading)
+
+    def _refuse(self, request: Submit) -> Failed | None:
+        limits, prompt = self._limits, request.prompt
+        if len(self.waiting) >= limits.waiting_max:
+            detail = f"{limits.waiting_max} requests are waiting already"
+            return Failed(request.request_id, "overloaded", detail)
+        longest = min(limits.context_tokens, self._memory.pool.total * limits.block_tokens) - 1
+        if len(prompt) > longest:
+            detail = f"the prompt has {len(prompt)} tokens; at most {longest} fit"
+            return Failed(request.request_id, "prompt_too_long", detail)
+        assert prompt, "a prompt without tokens"
+        assert request.max_tokens > 0, "nothing to generate"
+        assert 0 <= min(prompt) <= max(prompt) < limits.vocab_size, "a token outside the vocabulary"
+        return None
+
+    # --- whose turn it is -----------------------------------------------------------------------
+
+    def candidate(self, events: list[Event]) -> Sequence | None:
+        """The next waiting sequence in fair order whose adapter is at hand. One that can never
+        run leaves the queue, with the reason in `events`."""
+        while keys := self.waiting.ready_keys:
+            key = min(keys, key=self.counters.served.__getitem__)
+            sequence = self.waiting.head(key, self._adapters_in_use())
+            adapter = sequence.request.adapter
+            if adapter is not None and not self._memory.pager.ready(adapter):
+                self._read_again(sequence, events)
+            elif not self._running and self._missing_pages(sequence) > 0:
+                self.leave(sequence.id)
+                events.append(self._never_fits(sequence))
+            else:
+                return sequence
+        return None
+
+    def _adapters_in_use(self) -> dict[str, None]:
+        digests = (sequence.digest for sequence in self._running.values())
+        return dict.fromkeys(digest for digest in digests if digest is not None)
+
+    def _read_again(self, sequence: Sequence, events: list[Event]) -> None:
+        """Its adapter went from pool and host while it waited, or could not be read."""
+        assert sequence.digest is not None
+        failure = self._memory.pager.failure(sequence.digest)
+        if failure is None:
+            self.waiting.park(sequence)
+        else:
+            self.leave(sequence.id)
+            events.append(Failed(sequence.id, "adapter_failed", str(failure)))
+
+    def _never_fits(self, sequence: Sequence) -> Failed:
+        """With nothing running all pages are idle or free, so what does not fit now never will."""
+        detail = (
+            f"{sequence.pending} tokens and their adapter need more than the pool's "
+            f"{self._memory.supply.kv_roof()} pages"
+        )
+        return Failed(sequence.id, "prompt_too_long", detail)
+
+    # --- whether the pages will last ------------------------------------------------------------
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the pages will last, as far as can be foreseen, if this one comes in now."""
+        fitting = self._missing_pages(sequence) <= 0 and (
+            not self._running or self._lasts(sequence)
+        )
+        self._places = self._limits.running_max if fitting else max(1, len(self._running))
+        return fitting
+
+    def prefix(self, sequence: Sequence) -> list[Block]:
+        """What the cache has of it. Its last token is computed in any case, for its logits."""
+        full = (len(sequence.tokens) - 1) // self._limits.block_tokens
+        return self._memory.radix.match(sequence.block_keys(full, self._limits.block_tokens))
+
+    def expected(self, sequence: Sequence) -> int:
+        """Length at which it will probably end; asked again only when it has got there."""
+        if sequence.expected <= len(sequence.tokens):
+            sequence.expected = max(self._lengths.expected(sequence), len(sequence.tokens) + 1)
+        return sequence.expected
+
+    def finished(self, sequence: Sequence) -> None:
+        self._lengths.finished(sequence)
+
+    def _missing_pages(self, sequence: Sequence) -> int:
+        """How many pages its adapter and all of its tokens lack, idle ones counted as there."""
+        prefix = self.prefix(sequence)
+        kept = sum(not block.readers for block in prefix)
+        kv_pages = self._limits.blocks(len(sequence.tokens) + 1) - len(prefix)
+        pager, supply, digest = self._memory.pager, self._memory.supply, sequence.digest
+        if digest is None:
+            return supply.missing(0, kv_pages, kept)
+        kept += pager.idle_pages_of(digest)
+        return supply.missing(pager.pages_to_lease(digest), kv_pages, kept)
+
+    def _lasts(self, sequence: Sequence) -> bool:
+        prefix = self.prefix(sequence)
+        demands = [self._demand(other, len(other.prefix)) for other in self._running.values()]
+        demands.append(self._demand(sequence, len(prefix)))
+        more = sum(not block.readers for block in prefix)
+        if sequence.digest is not None:
+            pager = self._memory.pager
+            more += pager.pages_to_lease(sequence.digest) + pager.idle_pages_of(sequence.digest)
+        return peak_pages(demands, self._limits.block_tokens) <= self._memory.supply.kv_roof(more)
+
+    def _demand(self, sequence: Sequence, shared_blocks: int) -> Demand:
+        length = len(sequence.tokens)
+        used = length - shared_blocks * self._limits.block_tokens
+        return Demand(used, self.expected(sequence) - length)
+
+    # --- whether there is time ------------------------------------------------------------------
+
+    def _refuse_the_late(self, newcomer: Sequence, now: float) -> list[Event]:
+        if not self._costs.step.known:
+            return []
+        lines = {key: self.waiting.line(key) for key in self.waiting.ready_keys}
+        if newcomer not in lines.get(newcomer.key, ()):
+            # its adapter is on its way
+            lines[newcomer.key] = [*lines.get(newcomer.key, ()), newcomer]
+        late = too_late(
+            newcomer,
+            lines,
+            list(self._running.values()),
+            self.counters.served,
+            Forecast(self._costs.step, self._places, self._limits.step_tokens, self.expected),
+            self.expected,
+            now,
+        )
+        for item in late:
+            self.leave(item.sequence.id)
+        return [self._late(item.sequence, now + item.wait_s) for item in late]
+
+    def _expired(self) -> list[Event]:
+        """Those that wait and whose time is up, as the forecast was wrong."""
+        now = self._clock()
+        events: list[Event] = []
+        while self._latest_starts and self._latest_starts[0][0] < now:
+            _, _, sequence = heapq.heappop(self._latest_starts)
+            if sequence.id in self.waiting and sequence.admitted < 0:
+                self.leave(sequence.id)
+                events.append(self._late(sequence, now + self._costs.step.mean_s))
+        return events
+
+    @staticmethod
+    def _late(sequence: Sequence, first: float) -> Failed:
+        within = sequence.request.first_token_s
+        detail = f"its first token would not have come within {within:g} s"
+        return Failed(
+            sequence.id, "late", detail, retry_after_s=max(1.0, first - sequence.deadline)
+        )
