@@ -1,5 +1,7 @@
 """One request as the engine sees it while it runs."""
 
+import math
+
 from gateway.engine.memory.keys import Root, next_key
 from gateway.engine.memory.pager import Resident
 from gateway.engine.memory.pages import Owner
@@ -35,7 +37,9 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Submit, arrived: int, tick: int, deadline: float) -> None:
+    def __init__(
+        self, request: Submit, arrived: int, tick: int = 0, deadline: float = math.inf
+    ) -> None:
         self.request = request
         self.arrived = arrived
         """Order of arrival; a preempted sequence keeps its own."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gateway.engine.memory.buffer import KvShape, PageBuffer
 from gateway.engine.memory.pager import Resident
+from gateway.engine.memory.pages import Owner
 from gateway.engine.memory.rows import RowLayout, TargetRank
 from gateway.engine.messages import AdapterRef, Sampling, Submit
 from gateway.engine.model.batch import Batch
@@ -81,7 +82,7 @@ def leased(buffer: PageBuffer, rank: int, pages: list[int]) -> Resident:
     )
     slab = torch.randn(layout.pages, buffer.shape.page_elements, generator=seeded(rank)) / 5
     buffer.pages_NP[pages[: layout.pages]] = slab
-    return Resident(layout, pages[: layout.pages])
+    return Resident(layout, pages[: layout.pages], Owner("adapter", f"rank {rank}"))
 
 
 def seeded(seed: int) -> torch.Generator:
