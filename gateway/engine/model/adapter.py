@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from gateway.engine.messages import (
     AdapterRef,
     TargetWeights,
 )
+from gateway.engine.model import page_file
 
 
 def read_adapter(
@@ -29,26 +31,44 @@ def read_adapter(
 ) -> Slab:
     """Read a version's manifest and weights into a slab of pages (pages, page_elements).
 
-    Values are cast to `dtype`; B is stored transposed. Raises AdapterError.
+    Values are cast to `dtype`; B is stored transposed. The pages are kept beside the weights
+    (`page_file`) and read from there the next time. Raises AdapterError.
     """
     folder = Path(ref.folder)
     try:
-        manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=AdapterManifest)
-        _check_digest(folder / WEIGHTS_FILE, manifest.weights_sha256)
-        layout = RowLayout.plan(
-            {(t.layer, t.target): TargetRank(t.rank, t.scale) for t in manifest.targets},
-            projections,
-            page_elements,
-        )
-        pages_NP = torch.zeros(layout.pages, page_elements, dtype=dtype, pin_memory=pin)
-        _fill(pages_NP, layout, manifest, folder / WEIGHTS_FILE)
+        text = (folder / MANIFEST_FILE).read_bytes()
+        manifest = msgspec.json.decode(text, type=AdapterManifest)
+        layout = _layout(_ranks(manifest), tuple(projections.items()), page_elements)
+
+        def make() -> Slab:
+            _check_digest(folder / WEIGHTS_FILE, manifest.weights_sha256)
+            pages_NP = torch.zeros(layout.pages, page_elements, dtype=dtype, pin_memory=pin)
+            _fill(pages_NP, layout, manifest, folder / WEIGHTS_FILE)
+            return Slab(layout, pages_NP)
+
+        source = hashlib.sha256(text).hexdigest()
+        return page_file.read_through(folder, source, layout, page_elements, dtype, pin, make)
     except FileNotFoundError as error:
         raise AdapterError(
             f"its file {Path(error.filename).name} is missing from the store"
         ) from error
     except (OSError, msgspec.MsgspecError, SafetensorError, RowLayoutError, KeyError) as error:
         raise AdapterError(f"its files can't be read: {error}") from error
-    return Slab(layout, pages_NP)
+
+
+Ranks = tuple[tuple[tuple[int, str], TargetRank], ...]
+
+
+def _ranks(manifest: AdapterManifest) -> Ranks:
+    return tuple(((t.layer, t.target), TargetRank(t.rank, t.scale)) for t in manifest.targets)
+
+
+@lru_cache(maxsize=256)
+def _layout(
+    ranks: Ranks, projections: tuple[tuple[str, tuple[int, int]], ...], page_elements: int
+) -> RowLayout:
+    """Adapters trained with the same config have the same layout: kept once, planned once."""
+    return RowLayout.plan(dict(ranks), dict(projections), page_elements)
 
 
 def _check_digest(weights: Path, expected: str) -> None:
@@ -69,9 +89,6 @@ def _fill(
             values: torch.Tensor = file.get_tensor(name)
             if tuple(values.shape) != shape:
                 raise AdapterError(f"{name} has shape {tuple(values.shape)}, expected {shape}")
-            values = values.to(pages_NP.dtype)
-            if not torch.isfinite(values).all():
-                raise AdapterError(f"{name} holds NaN or Inf, or overflows {pages_NP.dtype}")
             return values
 
         for (layer, _), rows in layout.groups.items():
@@ -81,3 +98,5 @@ def _fill(
             for part, item in zip(rows.expand, items, strict=True):
                 b_CR = tensor(item.b, (part.rows.width, item.rank))
                 store(pages_NP, pages, part.rows, b_CR.T)
+    if not torch.isfinite(pages_NP).all():
+        raise AdapterError(f"its weights hold NaN or Inf, or overflow {pages_NP.dtype}")
