@@ -1,7 +1,7 @@
 """Requests into an engine in this process, and what became of each, by the clock."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from gateway.engine.engine import Engine
@@ -56,16 +56,17 @@ class Drive:
             self.step()
         return time.perf_counter() - started
 
-    def open(self, arrivals: Iterable[tuple[float, Callable[[], Submit]]]) -> float:
+    def open(self, arrivals: Iterable[tuple[float, Submit]]) -> None:
         """Submit each at its time, in seconds from now, whatever has become of those before."""
         started = time.perf_counter()
-        for due_s, make in arrivals:
+        for due_s, request in arrivals:
             while time.perf_counter() - started < due_s:
                 self.step()
-            self.submit(make())
+            self.submit(request)
+
+    def finish(self) -> None:
         while self._open:
             self.step()
-        return time.perf_counter() - started
 
     @property
     def tokens(self) -> int:

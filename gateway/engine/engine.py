@@ -37,7 +37,8 @@ from gateway.engine.steplog import Share, StepRecord, shares
 
 class Engine:
     """One base model, one page pool. `wake` is called from another thread when an adapter that
-    requests wait for has been read; `log` gets a record of each iteration."""
+    requests wait for has been read; `log` gets a record of each iteration; `supply` decides
+    where pages come from."""
 
     def __init__(
         self,
@@ -45,6 +46,7 @@ class Engine:
         wake: Callable[[], None] = lambda: None,
         log: Callable[[StepRecord], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        supply: type[PageSupply] = PageSupply,
     ) -> None:
         _use_threads(settings.threads or _cores())
         self.device = _device(settings.device)
@@ -88,10 +90,14 @@ class Engine:
             reclaim,
             lambda: self._costs.block_s(limits.block_tokens, limits.step_tokens),
         )
-        supply = PageSupply(self.pool, self.pager, self.radix, reclaim)
         self.scheduler = Scheduler(
             limits,
-            Memory(self.pool, self.pager, self.radix, supply),
+            Memory(
+                self.pool,
+                self.pager,
+                self.radix,
+                supply(self.pool, self.pager, self.radix, reclaim),
+            ),
             ObservedLengths(),
             self._costs,
             clock,

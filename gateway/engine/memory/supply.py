@@ -37,10 +37,14 @@ class PageSupply:
             if key is None:
                 key = self._reclaim.cheapest(keep)
             assert key is not None, f"{pages} pages asked, {self._pool.free} free or idle"
-            if isinstance(key, bytes):
-                self._radix.evict(key)
-            else:
-                self._pager.evict(str(key))
+            self.evict(key)
+
+    def evict(self, key: Hashable) -> None:
+        """Free what the order over idle things knows by this key."""
+        if isinstance(key, bytes):
+            self._radix.evict(key)
+        else:
+            self._pager.evict(str(key))
 
     def kv_roof(self, more_adapter_pages: int = 0) -> int:
         """Pages that the KV of running requests could ever have beside the adapters in use,

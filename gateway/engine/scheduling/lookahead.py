@@ -11,6 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from gateway.engine.scheduling.sequence import Sequence
 
 COVERAGE = 0.9
@@ -118,10 +120,7 @@ def peak_pages(demands: Iterable[Demand], block_tokens: int) -> int:
     test this is, with pages for cells): by then those that last as long have grown as much.
     """
     longest_first = sorted(demands, key=lambda demand: -demand.remaining)
-    peak = 0
-    for index, ending in enumerate(longest_first, start=1):
-        held = (
-            -(-(demand.used + ending.remaining) // block_tokens) for demand in longest_first[:index]
-        )
-        peak = max(peak, sum(held))
-    return peak
+    used_N, remaining_N = np.array(longest_first, dtype=np.int64).reshape(-1, 2).T
+    # [i, j]: what j holds when i ends; only those up to i are still there
+    held_NN = -(-(used_N[None, :] + remaining_N[:, None]) // block_tokens)
+    return int(np.tril(held_NN).sum(axis=1).max(initial=0))

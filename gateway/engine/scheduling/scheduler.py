@@ -185,12 +185,15 @@ class Scheduler:
         sequence.limit = min(sequence.limit, roof, self._limits.context_tokens)
         sequence.admitted = self._iteration
         self.running[sequence.id] = sequence
-        self._take(sequence, sequence.pending)
+        self._take(sequence, self._lacks(sequence, sequence.pending))
 
     def _grow(self, sequence: Sequence, length: int) -> bool:
         """Make sure that `length` more tokens have pages, preempting others if need be: the
         youngest request of the tenant that was served most. False if that was this one."""
-        while self._memory.supply.missing(0, self._lacks(sequence, length)) > 0:
+        lacking = self._lacks(sequence, length)
+        if not lacking:
+            return True
+        while self._memory.supply.missing(0, lacking) > 0:
             victim = max(
                 self.running.values(),
                 key=lambda other: (self.counters.served[other.key], other.arrived),
@@ -198,18 +201,16 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        self._take(sequence, length)
+        self._take(sequence, lacking)
         return True
 
     def _lacks(self, sequence: Sequence, count: int) -> int:
         """Pages for `count` more tokens that it does not have yet."""
         return max(0, self._limits.blocks(sequence.computed + count) - len(sequence.pages))
 
-    def _take(self, sequence: Sequence, count: int) -> None:
-        lacking = self._lacks(sequence, count)
-        if lacking:
-            self._memory.supply.secure(lacking, "kv")
-            sequence.pages += self._memory.pool.take(lacking, sequence.owner)
+    def _take(self, sequence: Sequence, pages: int) -> None:
+        self._memory.supply.secure(pages, "kv")
+        sequence.pages += self._memory.pool.take(pages, sequence.owner)
 
     def _publish(self, sequence: Sequence) -> None:
         """Let the cache have its full blocks, so that others, and itself if it is preempted, can

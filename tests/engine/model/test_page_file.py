@@ -97,9 +97,9 @@ def test_a_damaged_file_is_made_again(version: Version, damage: str):
         content[-5] ^= 1
     elif damage == "header":
         content[0] ^= 255
-    path.write_bytes(
-        {"cut": content[:-9], "longer": content + b"x", "empty": b""}.get(damage, content)
-    )
+    whole = bytes(content)
+    damaged = {"cut": whole[:-9], "longer": whole + b"x", "empty": b""}
+    path.write_bytes(damaged.get(damage, whole))
     again = version.read()
     assert torch.equal(again.pages_NP, sound.pages_NP)
     (version.folder / WEIGHTS_FILE).unlink()
