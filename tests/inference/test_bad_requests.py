@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.engine.client import EngineFailure
 from gateway.engine.messages import FailureCode
 from gateway.engine.tokenizer import Tokenizer
 from gateway.inference.tokenizers import LONG_ENCODES_MAX
@@ -350,6 +351,7 @@ FAILURES: list[tuple[FailureCode, int, str]] = [
     ("adapter_failed", 422, "invalid_adapter"),
     ("not_finite", 422, "invalid_adapter"),
     ("overloaded", 503, "overloaded"),
+    ("late", 503, "overloaded"),
     ("engine_lost", 503, "engine_unavailable"),
     ("internal", 500, "server_error"),
 ]
@@ -366,6 +368,18 @@ def test_17_each_failure_before_the_first_token_has_its_status(
     assert error["code"] == code
     assert ("retry-after" in response.headers) == (status == 503)
     assert status != 500 or "because" not in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_would_come_too_late_is_told_when_to_try_again(
+    api: Api, stream: bool
+) -> None:
+    late = EngineFailure("late", "because", retry_after_s=7.4)
+    api.engine.script = lambda _: Script(raises=late)
+    response = api.chat(stream=stream)
+    assert "too busy to begin the answer in time" in error_of(response, 503)["message"]
+    assert response.headers["retry-after"] == "7"
+    assert api.submitted().first_token_s is not None
 
 
 @pytest.mark.parametrize("stream", [False, True])

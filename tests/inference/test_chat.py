@@ -65,6 +65,9 @@ def test_a_request_becomes_what_the_engine_needs(api: Api, running: Live) -> Non
     with running.client("other") as other:
         api.chat(other)
     assert api.engine.submits[1].fairness_key != submit.fairness_key
+    namespaces = [request.cache_namespace for request in api.engine.submits[:2]]
+    assert None not in namespaces
+    assert len(set(namespaces)) == 2
 
 
 def test_what_is_left_open_is_openais_default(api: Api) -> None:
