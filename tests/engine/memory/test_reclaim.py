@@ -57,16 +57,15 @@ class Listed:
         }
 
 
-KEYS = st.sampled_from("abcdefgh")
+KEYS = st.sampled_from("abcd")
 STEPS = st.lists(
     st.one_of(
-        st.tuples(
-            st.just("use"), KEYS, st.integers(1, 5), st.sampled_from([0.001, 0.01, 0.05, 1.0])
-        ),
-        st.tuples(st.sampled_from(["idle", "idle", "idle", "drop", "worthless", "pin"]), KEYS),
-        st.tuples(st.just("cheapest"), st.sets(KEYS, max_size=3)),
+        st.tuples(st.just("use"), KEYS, st.integers(1, 3), st.sampled_from([0.001, 1.0, 1.5])),
+        st.tuples(st.sampled_from(["idle"] * 5 + ["drop", "worthless", "pin"]), KEYS),
+        st.tuples(st.just("cheapest"), st.sets(KEYS, max_size=1)),
     ),
-    max_size=80,
+    min_size=20,
+    max_size=60,
 )
 
 
