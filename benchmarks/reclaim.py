@@ -2,7 +2,7 @@
 
 Replays requests on a simulated page pool (no model, no clock) and adds up the seconds that a policy
 spends on bringing back what it let go: adapters copied from host memory or read from the store,
-prefixes computed again. The pool holds 5, 10 or 25 % of all that is asked for more than once.
+prefixes computed again. The pool holds 5, 10 or 25 % of all that is asked for more than once, but any one request.
 
     python -m benchmarks reclaim [--seed 1] [--requests 1500] [--record FOLDER] [--trace FILE]
                                  [--prefill-rate 300] [--copy-rate 5] [--read-rate 0.3]
@@ -17,7 +17,14 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.reclaim_pool import POLICIES, Costs, Result, simulate, working_set
+from benchmarks.reclaim_pool import (
+    POLICIES,
+    Costs,
+    Result,
+    held_pages,
+    simulate,
+    working_set,
+)
 from benchmarks.reclaim_trace import TRACES, Request, read, write
 
 SHARES = (0.05, 0.10, 0.25)
@@ -74,8 +81,10 @@ def measure(traces: dict[str, list[Request]], costs: Costs) -> None:
     cells = []
     for name, requests in traces.items():
         pages_wanted = working_set(requests, costs)
+        largest = max(held_pages(request, costs) for request in requests)
         for share in SHARES:
-            for cell in _cells(name, requests, share, int(share * pages_wanted), costs):
+            pages = max(largest, int(share * pages_wanted))
+            for cell in _cells(name, requests, share, pages, costs):
                 cells.append(cell)
                 print(f"{name:<14} {share:>5.0%} {cell.pages:>6} {cell.policy:<12}"
                       f" {cell.adapter_s + cell.prefix_s:>8.1f} {cell.ratio:>6.2f}"

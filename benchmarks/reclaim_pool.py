@@ -175,6 +175,10 @@ def working_set(requests: list[Request], costs: Costs) -> int:
     return sum(pages.get(key, 1) for key, times in asked.items() if times > 1)
 
 
+def held_pages(request: Request, costs: Costs) -> int:
+    return len(request.blocks) + (costs.pages(request.rank) if request.adapter else 0)
+
+
 class Item:
     __slots__ = ("children", "pages", "parent", "users")
 
