@@ -2,7 +2,8 @@
 
 Replays requests on a simulated page pool (no model, no clock) and adds up the seconds that a policy
 spends on bringing back what it let go: adapters copied from host memory or read from the store,
-prefixes computed again. The pool holds 5, 10 or 25 % of all that is asked for more than once, but any one request.
+prefixes computed again. The pool holds 5, 10 or 25 % of all that is asked for more than once, and
+at least the largest request.
 
     python -m benchmarks reclaim [--seed 1] [--requests 1500] [--record FOLDER] [--trace FILE]
                                  [--prefill-rate 300] [--copy-rate 5] [--read-rate 0.3]
