@@ -6,13 +6,18 @@ are needed, that one goes whose pages are worth least:
     worth of a page = seconds to bring it back × expected uses ÷ pages
 
 Expected uses are counts that fade (LRFU: Lee et al., IEEE Transactions on Computers 50, 2001), so
-what was popular once gives way, and what is touched once never had much. Every use weighs 2^-h
-after h half-lives. As all counts fade alike, the order of two things changes only when one of them
-is used: with `now` in half-lives, the logarithm of
+what was popular once gives way: a use weighs 2^-h after h half-lives. The first use of a thing
+never seen before tells less than its return, and weighs only as much as is likely that it returns
+at all: the share of recent newcomers that did. A scan, or answers that nobody continues, thus push
+out little; where most prompts are continued, newcomers count almost in full.
 
-    (seconds ÷ pages) × (2^t1 + 2^t2 + …),    t1, t2, … the times of the uses
+As all counts fade alike, the order of two things changes only when one of them is used. With times
+t0, t1, … of the uses in half-lives, and w of the first, the logarithm of
 
-is compared, which is a constant between uses and so can be the key of a heap.
+    (seconds ÷ pages) × (w × 2^t0 + 2^t1 + 2^t2 + …)
+
+is compared, which is a constant between uses and so can be the key of a heap. The constants were
+chosen by `python -m benchmarks reclaim`.
 """
 
 import heapq
@@ -20,26 +25,30 @@ import math
 from collections import OrderedDict
 from collections.abc import Container, Hashable
 
-HALF_LIFE = 8.0
-"""A count has faded by half when each known key was used as many times on average."""
+HALF_LIFE = 0.5
+"""A count has faded by half when each known thing could have been used as many times."""
 REMEMBERED = 4096
-"""So many keys that left the pool keep their counts."""
+"""So many things that left the pool keep their counts."""
+NEWCOMERS = 4096
+"""From about so many of the last newcomers it is learned how likely one returns."""
 
 
-class Held:
-    """A thing in the pool."""
+class Known:
+    """A thing in the pool, or one that left it."""
 
-    __slots__ = ("cost_s", "entry", "idle", "pages", "uses", "worthless")
+    __slots__ = ("cost_s", "entry", "idle", "pages", "returned", "uses", "worthless")
 
     def __init__(self) -> None:
         self.pages = 0
         self.cost_s = 0.0
         self.uses = -math.inf
-        """log2 of the sum of 2^time over its uses."""
+        """log2 of the weighted sum of 2^time over its uses."""
+        self.returned = False
+        """It was used more than once."""
         self.idle = False
         self.worthless = False
         self.entry = 0
-        """Number of its entry in the heap; one of another number is out of date."""
+        """Number of its entry in the heap, 0 if it has none. Other entries are out of date."""
 
     @property
     def worth(self) -> float:
@@ -55,10 +64,12 @@ class ReclaimOrder:
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
         self._now = 0.0  # in half-lives
-        self._held: dict[Hashable, Held] = {}
+        self._held: dict[Hashable, Known] = {}
         self._pinned: set[Hashable] = set()
-        self._left: OrderedDict[Hashable, float] = OrderedDict()
-        """Counts of those that left, the one that left first first."""
+        self._left: OrderedDict[Hashable, Known] = OrderedDict()
+        """Those that left, the one that left first first."""
+        self._newcomers = 1.0
+        self._returners = 1.0
         self._heap: list[tuple[float, int, Hashable]] = []
         """(worth, number of the entry, key). Entries out of date stay until they come up."""
         self._entries = 0
@@ -74,13 +85,17 @@ class ReclaimOrder:
         """
         assert pages > 0, f"{key} has no pages"
         assert cost_s > 0, f"{key} costs nothing"
-        held = self._held.get(key)
+        self._now += 1 / (HALF_LIFE * (len(self._held) + len(self._left) + 1))
+        held = self._held.get(key) or self._left.pop(key, None)
         if held is None:
-            held = self._held[key] = Held()
-            held.uses = self._left.pop(key, -math.inf)
-        self._retract(key, held)
-        self._now += 1 / (HALF_LIFE * (len(self._held) + len(self._left)))
-        held.uses = _log2_sum(held.uses, self._now)
+            held = Known()
+            held.uses = self._now + math.log2(self._returns())
+        else:
+            self._retract(key, held)
+            self._returners += not held.returned
+            held.returned = True
+            held.uses = _log2_sum(held.uses, self._now)
+        self._held[key] = held
         held.pages, held.cost_s = pages, cost_s
         held.idle = held.worthless = False
 
@@ -105,7 +120,7 @@ class ReclaimOrder:
         self._retract(key, held)
         del self._held[key]
         if not held.worthless:
-            self._left[key] = held.uses
+            self._left[key] = held
             if len(self._left) > self._remembered:
                 self._left.popitem(last=False)
 
@@ -152,16 +167,25 @@ class ReclaimOrder:
         assert len(candidates) == self._candidates, "the candidates are not counted"
         assert len(self._heap) <= 2 * self._candidates + 1, "too many entries out of date"
 
+    def _returns(self) -> float:
+        """How likely one more newcomer is used again."""
+        share = min(1.0, self._returners / self._newcomers)
+        self._newcomers += 1
+        if self._newcomers > NEWCOMERS:  # older ones tell less
+            self._newcomers /= 2
+            self._returners /= 2
+        return share
+
     # --- the heap ---------------------------------------------------------------------------------
 
-    def _reclaimable(self, key: Hashable, held: Held) -> bool:
+    def _reclaimable(self, key: Hashable, held: Known) -> bool:
         return held.idle and key not in self._pinned
 
     def _current(self, entry: tuple[float, int, Hashable]) -> bool:
         held = self._held.get(entry[2])
         return held is not None and held.entry == entry[1]
 
-    def _offer(self, key: Hashable, held: Held) -> None:
+    def _offer(self, key: Hashable, held: Known) -> None:
         """Enter it, if it may go."""
         if not self._reclaimable(key, held):
             return
@@ -170,7 +194,7 @@ class ReclaimOrder:
         self._candidates += 1
         heapq.heappush(self._heap, (held.worth, held.entry, key))
 
-    def _retract(self, key: Hashable, held: Held) -> None:
+    def _retract(self, key: Hashable, held: Known) -> None:
         """Its entry, if it has one, is out of date."""
         if not held.entry:
             return
