@@ -25,6 +25,10 @@ class Batch:
     spans: Work[AttentionSpan]
     lora: Work[LoraSegment]
     """One per distinct adapter; tokens without an adapter are in none."""
+    embed: Work[LoraSegment]
+    """Those of `lora` whose adapters change the input embeddings."""
+    head: Work[LoraSegment]
+    """Those whose adapters change the output embeddings, over the S sampling tokens."""
     last_S: Tensor
     """Index of the last token of each sampling slice, in slice order."""
 
@@ -49,6 +53,8 @@ class Batch:
             if stop == len(sequence.tokens):
                 last.append(len(tokens) - 1)
         positions_T = torch.tensor(positions, device=device)
+        lora = _segments(slices, [item.length for item in slices])
+        sampling = _segments(slices, [int(item.samples) for item in slices])
         used = torch.tensor(span_pages, device=device).tensor_split(span_pages_stops[:-1])
         return cls(
             tokens_T=torch.tensor(tokens, device=device),
@@ -61,20 +67,24 @@ class Batch:
                     for span, its_pages in zip(spans, used, strict=True)
                 ]
             ),
-            lora=Work(_segments(slices)),
+            lora=Work(lora),
+            embed=Work([item for item in lora if (0, "embed") in item.layout.groups]),
+            head=Work([item for item in sampling if (0, "head") in item.layout.groups]),
             last_S=torch.tensor(last, dtype=torch.long, device=device),
         )
 
 
-def _segments(slices: list[Slice]) -> list[LoraSegment]:
-    """Runs of tokens with the same adapter; the plan has put them side by side."""
+def _segments(slices: list[Slice], counts: list[int]) -> list[LoraSegment]:
+    """Runs of tokens with the same adapter, `counts` of each slice; the plan has put them side by
+    side."""
     segments: list[LoraSegment] = []
     start = 0
-    for digest, group in groupby(slices, key=lambda item: item.sequence.digest):
+    counted = zip(slices, counts, strict=True)
+    for digest, group in groupby(counted, key=lambda item: item[0].sequence.digest):
         members = list(group)
-        stop = start + sum(item.length for item in members)
-        adapter = members[0].sequence.adapter
-        if digest is not None:
+        stop = start + sum(count for _, count in members)
+        adapter = members[0][0].sequence.adapter
+        if digest is not None and start < stop:
             assert adapter is not None, f"adapter {digest} runs without a lease"
             segments.append(LoraSegment(start, stop, adapter.layout, adapter.pages, adapter.tables))
         start = stop

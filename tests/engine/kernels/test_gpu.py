@@ -15,7 +15,7 @@ triton = pytest.importorskip("triton", reason="Triton comes for Linux only")
 from gateway.engine.kernels import gpu, reference  # noqa: E402
 from gateway.engine.memory.rows import GROUPS  # noqa: E402
 from gateway.engine.model.warm_up import warm_up  # noqa: E402
-from tests.engine.kernels.cases import attention_case, lora_case  # noqa: E402
+from tests.engine.kernels.cases import attention_case, lora, lora_case  # noqa: E402
 from tests.engine.kernels.compiling import (  # noqa: E402
     SHARED_BYTES_MAX,
     compile_for,
@@ -35,6 +35,8 @@ PROJECTIONS = {
     "gate_proj": (14336, 4096),
     "up_proj": (14336, 4096),
     "down_proj": (4096, 14336),
+    "embed_tokens": (4096, 128256),
+    "lm_head": (128256, 4096),
 }
 """Llama-3-8B."""
 
@@ -77,10 +79,9 @@ def launch_all(
     ranks = [dict.fromkeys(PROJECTIONS, rank) for rank, _ in adapters]
     runs = [(index, count) for index, (_, count) in enumerate(adapters)]
     for group in GROUPS:
-        lora = lora_case(ranks, runs, PROJECTIONS, group, 2**20, dtype)
+        adapted = lora_case(ranks, runs, PROJECTIONS, group, 2**20, dtype)
         for layer in layers:
-            place = lora.pages_NP, lora.segments, layer, group
-            gpu.lora_expand(gpu.lora_shrink(lora.x_TD, *place), *place, lora.y_TC)
+            lora(gpu, adapted, layer, adapted.y_TC)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -94,7 +95,7 @@ def test_every_kernel_compiles_without_spilling(capability: int, dtype: torch.dt
         print(f"{each.name:<12}{each.registers:>10}{each.stack_bytes:>7}"
               f"{each.shared_bytes:>8}{each.warps:>7}")  # fmt: skip
     assert {each.name for each in found} == {
-        "_attend", "_expand", "_merge", "_rms_norm", "_rotate", "_shrink", "_write_kv",
+        "_attend", "_expand", "_gather", "_merge", "_rms_norm", "_rotate", "_shrink", "_write_kv",
     }  # fmt: skip
     assert [each for each in found if each.stack_bytes] == []
     assert all(each.shared_bytes <= SHARED_BYTES_MAX[capability] for each in found)
