@@ -95,16 +95,16 @@ def test_all_linear_leaves_them_out(tmp_path: Path) -> None:
     assert "weights for lm_head, which adapter_config.json does not target" in message
 
 
+@pytest.mark.parametrize("layer", [0, 1])
 def test_a_choice_of_layers_leaves_out_what_is_in_none_unless_its_whole_name_is_given(
-    tmp_path: Path,
+    tmp_path: Path, layer: int
 ) -> None:
     head = embedding_tensors(["lm_head"], info=SMALL)
-    check(tmp_path / "head", head, layers_to_transform=[1])  # lm_head is its whole name
+    check(tmp_path / "head", head, layers_to_transform=[layer])  # lm_head is its whole name
     whole_names = ["model.embed_tokens", "lm_head"]
-    check(tmp_path / "both", embeddings(), layers_to_transform=[1], target_modules=whole_names)
-    assert "weights for embed_tokens, which" in refusal(
-        tmp_path / "embed", embeddings(), layers_to_transform=[1]
-    )
+    check(tmp_path / "both", embeddings(), layers_to_transform=[layer], target_modules=whole_names)
+    message = refusal(tmp_path / "embed", embeddings(), layers_to_transform=[layer])
+    assert "weights for embed_tokens, which adapter_config.json does not target" in message
 
 
 def test_what_is_excluded_is_not_expected(tmp_path: Path) -> None:
@@ -157,6 +157,7 @@ def test_f12_embeddings_start_with_an_a_of_zeros(tmp_path: Path) -> None:
 
 BASE = np.random.default_rng(7).normal(0, 0.1, (2, 40, 8)).astype("float32")
 """Input and output embeddings."""
+BASE[:, 0, :2] = 1 + 2**-8, 1 + 3 * 2**-8  # half-way between two values of bfloat16
 COPIES = [
     "base_model.model.model.embed_tokens.base_layer.weight",
     "base_model.model.lm_head.base_layer.weight",

@@ -26,9 +26,9 @@ class Batch:
     lora: Work[LoraSegment]
     """One per distinct adapter; tokens without an adapter are in none."""
     embed: Work[LoraSegment]
-    """Those of `lora` whose adapters change the input embeddings."""
+    """`lora` if any of its adapters changes the input embeddings, else empty."""
     head: Work[LoraSegment]
-    """Those whose adapters change the output embeddings, over the S sampling tokens."""
+    """The same for the output embeddings, over the S sampling tokens."""
     last_S: Tensor
     """Index of the last token of each sampling slice, in slice order."""
 
@@ -53,8 +53,10 @@ class Batch:
             if stop == len(sequence.tokens):
                 last.append(len(tokens) - 1)
         positions_T = torch.tensor(positions, device=device)
-        lora = _segments(slices, [item.length for item in slices])
-        sampling = _segments(slices, [int(item.samples) for item in slices])
+        lengths, samples = [item.length for item in slices], [int(item.samples) for item in slices]
+        lora = Work(_segments(slices, lengths))
+        # one list where all decode, so that what is derived from it serves all groups
+        sampling = lora if samples == lengths else Work(_segments(slices, samples))
         used = torch.tensor(span_pages, device=device).tensor_split(span_pages_stops[:-1])
         return cls(
             tokens_T=torch.tensor(tokens, device=device),
@@ -67,9 +69,9 @@ class Batch:
                     for span, its_pages in zip(spans, used, strict=True)
                 ]
             ),
-            lora=Work(lora),
-            embed=Work([item for item in lora if (0, "embed") in item.layout.groups]),
-            head=Work([item for item in sampling if (0, "head") in item.layout.groups]),
+            lora=lora,
+            embed=_if_any(lora, "embed"),
+            head=_if_any(sampling, "head"),
             last_S=torch.tensor(last, dtype=torch.long, device=device),
         )
 
@@ -89,3 +91,8 @@ def _segments(slices: list[Slice], counts: list[int]) -> list[LoraSegment]:
             segments.append(LoraSegment(start, stop, adapter.layout, adapter.pages, adapter.tables))
         start = stop
     return segments
+
+
+def _if_any(segments: Work[LoraSegment], group: str) -> Work[LoraSegment]:
+    has_any = any((0, group) in item.layout.groups for item in segments)
+    return segments if has_any else Work([])

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[3]
 triton = pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from gateway.engine.kernels import gpu, reference  # noqa: E402
-from gateway.engine.memory.rows import GROUPS  # noqa: E402
+from gateway.engine.kernels.gpu_adapters import Segments  # noqa: E402
+from gateway.engine.memory.rows import ALIGNMENT, GROUPS  # noqa: E402
 from gateway.engine.model.warm_up import warm_up  # noqa: E402
 from tests.engine.kernels.cases import attention_case, lora, lora_case  # noqa: E402
 from tests.engine.kernels.compiling import (  # noqa: E402
@@ -118,6 +119,20 @@ def test_t1_the_first_batch_of_an_engine_compiles_all_that_any_batch_needs():
         warm = set(kernels)
         assert len(list(mixed_steps(decoder))) == 2
     assert set(kernels) == warm
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_t1_the_models_widths_alone_decide_which_rows_are_called_aligned(rank: int):
+    """Here the vocabulary alone is no multiple of 16. Else a rank could compile a kernel anew."""
+    adapters = [dict.fromkeys(MODEL_PROJECTIONS, rank)]
+    for group in GROUPS:
+        case = lora_case(adapters, [(0, 1)], MODEL_PROJECTIONS, group, 512, torch.float32)
+        work = case.segments.derive(Segments).work(group, case.pages_NP)
+        assert work.aligned == (group not in ("embed", "head"))
+        for segment in case.segments:
+            rows = segment.layout.groups[1, group]
+            for part in (rows.shrink, *(item.rows for item in rows.expand)):
+                assert not any(run.offset % ALIGNMENT for run in part.runs)
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4])
