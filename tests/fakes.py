@@ -11,7 +11,15 @@ from typing import Literal, Self
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from gateway.engine.client import EngineFailure
-from gateway.engine.messages import FailureCode, Finished, ModelInfo, Stats, Submit, Tokens
+from gateway.engine.messages import (
+    EMBEDDINGS,
+    FailureCode,
+    Finished,
+    ModelInfo,
+    Stats,
+    Submit,
+    Tokens,
+)
 
 IM_START, IM_END, END_OF_TEXT = 256, 257, 258
 SPECIAL_TOKENS = {"<|im_start|>": IM_START, "<|im_end|>": IM_END, "<|endoftext|>": END_OF_TEXT}
@@ -50,6 +58,7 @@ def model_info(
             "up_proj": (1536, 576),
             "down_proj": (576, 1536),
         },
+        embeddings_sha256=dict.fromkeys(EMBEDDINGS, "e3bed" + "0" * 59),
         dtype=dtype,
         device="cpu",
     )

@@ -31,7 +31,7 @@ DEFAULT_RANK, DEFAULT_ALPHA = 8, 8
 HONOURED = {
     "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
     "bias", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
-    "init_lora_weights",
+    "init_lora_weights", "ensure_weight_tying",
 }  # fmt: skip
 
 WITHOUT_EFFECT = {
@@ -49,13 +49,14 @@ WITHOUT_EFFECT = {
     "lora_ga_config": "used only to initialise",
     "qalora_group_size": "used only with use_qalora",
     "runtime_config": "where PEFT keeps weights while it computes",
-    "ensure_weight_tying": "concerns embeddings and modules_to_save, which are refused",
     "merge_weights": "early PEFT: whether to merge at load",
 }
 
 REFUSED = {
-    "modules_to_save": "Train without it: whole replaced modules are not served yet.",
-    "trainable_token_indices": "Train without it: changed embeddings are not served yet.",
+    "modules_to_save": "Train without it: whole replaced modules are not served yet. LoRA on "
+    "them is: embed_tokens or lm_head in target_modules.",
+    "trainable_token_indices": "Train without it: replaced rows of embeddings are not served yet. "
+    "LoRA on them is: embed_tokens in target_modules.",
     "target_parameters": "Target nn.Linear modules with target_modules instead.",
     "use_dora": "Train with use_dora=False: DoRA is not served yet.",
     "lora_bias": "Train with lora_bias=False.",
@@ -95,6 +96,8 @@ class PeftConfig(Struct, frozen=True):
     exclude_modules: list[str] | str | None
     layers: frozenset[int] | None
     layers_pattern: list[str]
+    ties_embeddings: bool
+    """Whether LoRA on tied embeddings is to be tied, too."""
     base_model_name: str
     canonical: bytes
     """The same config as JSON that doesn't depend on how the file was written."""
@@ -142,6 +145,7 @@ def _read_config(fields: dict[str, Any]) -> PeftConfig:
         exclude_modules=exclude_modules,
         layers=_read(fields, "layers_to_transform", _layers, None),
         layers_pattern=_read(fields, "layers_pattern", _layers_pattern, []),
+        ties_embeddings=_read(fields, "ensure_weight_tying", _boolean, False),
         base_model_name=str(fields.get("base_model_name_or_path") or "")[:100],
         canonical=_canonical(fields),
         warnings=warnings,

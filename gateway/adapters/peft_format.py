@@ -15,9 +15,17 @@ import msgspec
 from msgspec import Struct
 
 from gateway.adapters.peft_config import CONFIG_BYTES_MAX, PeftConfig, read_config
-from gateway.adapters.safetensors_header import READABLE, TensorEntry, peaks, read_header
-from gateway.adapters.targets import Target, expected_targets
+from gateway.adapters.safetensors_header import (
+    READABLE,
+    TensorEntry,
+    equal_transposed,
+    peaks,
+    read_header,
+    values_sha256,
+)
+from gateway.adapters.targets import Target, expected_targets, tied_targets
 from gateway.engine.messages import (
+    EMBEDDINGS,
     MANIFEST_FILE,
     WEIGHTS_FILE,
     AdapterManifest,
@@ -32,25 +40,27 @@ DTYPE_MAX = {"float32": 3.4028235e38, "bfloat16": 3.3895314e38, "float16": 65504
 
 KEY = re.compile(
     r"(?:base_model\.model\.)?"
-    r"(?P<module>model\.layers\.(?P<layer>0|[1-9][0-9]{0,3})\.(?:self_attn|mlp)"
-    r"\.(?P<projection>[a-z_]+))\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+    r"(?P<module>(?:model\.layers\.(?P<layer>0|[1-9][0-9]{0,3})\.(?:self_attn|mlp)\.)?"
+    r"(?P<projection>[a-z_]+))\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+)
+EMBEDDING_KEY = re.compile(
+    r"(?:base_model\.model\.)?(?P<module>model\.(?P<projection>embed_tokens))"
+    r"\.lora_embedding_(?P<side>[AB])(?:\.default)?"
+)
+COPY = re.compile(
+    r"(?:base_model\.model\.)?(?:model\.)?(?P<embedding>embed_tokens|lm_head)"
+    r"(?:\.base_layer)?\.weight"
+)
+"""The base model's own embeddings: PEFT saves them beside LoRA on them, unless told not to."""
+
+WITHOUT_COPIES = (
+    "PEFT leaves them out with model.save_pretrained(folder, save_embedding_layers=False)."
 )
 
 # Tensors that other kinds of adapters hold, and what to do about each.
 FOREIGN = (
     ("lora_magnitude_vector", "DoRA is not served yet. Train with use_dora=False."),
-    ("lora_embedding_", "LoRA on embeddings is not served yet. Leave them out of target_modules."),
     ("modules_to_save", "Whole replaced modules are not served yet. Train without them."),
-    (
-        "embed_tokens.weight",
-        "The file holds the base model's embeddings, perhaps because the vocabulary was changed. "
-        "Save with save_embedding_layers=False if it was not.",
-    ),
-    (
-        "lm_head",
-        "Weights of the output head are not served yet. Leave lm_head out of target_modules and "
-        "modules_to_save, and save with save_embedding_layers=False.",
-    ),
     ("score.weight", "It belongs to a classifier; only CAUSAL_LM adapters are served."),
     ("vera_lambda", "VeRA is not served yet."),
     (".bias", "Biases are not served yet. Train with bias='none' and lora_bias=False."),
@@ -87,11 +97,19 @@ def check_folder(folder: Path, info: ModelInfo, weights_sha256: str | None = Non
             param="weights",
         )
     entries = read_header(weights)
-    pairs = _pairs(entries, info)
+    copies = [entry for entry in entries if COPY.fullmatch(entry.name)]
+    adapted = [entry for entry in entries if entry not in copies]
+    pairs = _pairs(adapted, info)
     _check_base(pairs, config, info)
     _check_ranks(pairs, config)
     _check_targets(pairs, config, info)
-    warnings = config.warnings + _check_values(weights, entries, info)
+    if tied_targets(config, info):
+        _check_tied(weights, pairs)
+    warnings = [
+        *config.warnings,
+        *_check_values(weights, adapted, info),
+        *_check_copies(weights, copies, info),
+    ]
     sha256 = weights_sha256 or _sha256(weights)
     targets = [_target(target, sides, config) for target, sides in sorted(pairs.items())]
     return Manifest(
@@ -159,10 +177,10 @@ def _pairs(entries: list[TensorEntry], info: ModelInfo) -> dict[Target, Sides]:
 
 
 def _target_of(name: str, info: ModelInfo) -> tuple[Target, str] | None:
-    match = KEY.fullmatch(name)
-    if match is None or match["projection"] not in info.projections:
+    match = KEY.fullmatch(name) or EMBEDDING_KEY.fullmatch(name)
+    if match is None or match["projection"] not in info.targets:
         return None
-    target = Target(int(match["layer"]), match["projection"])
+    target = Target(int(match.groupdict().get("layer") or 0), match["projection"])
     return (target, match["side"]) if target.module == match["module"] else None
 
 
@@ -182,7 +200,7 @@ def _check_base(pairs: dict[Target, Sides], config: PeftConfig, info: ModelInfo)
         f" adapter_config.json names {config.base_model_name!r}." if config.base_model_name else ""
     )
     for target, sides in pairs.items():
-        rows, columns = info.projections[target.projection]
+        rows, columns = info.targets[target.projection]
         a, b = sides["A"].shape, sides["B"].shape
         if len(a) != 2 or len(b) != 2 or 0 in (*a, *b):
             _refuse(f"has tensors of {target} that are not matrices: A is {a}, B is {b}.")
@@ -240,8 +258,49 @@ def _check_values(path: Path, entries: list[TensorEntry], info: ModelInfo) -> li
             _refuse(f"has {what} in {peak.name}. Its training diverged.")
         if peak.value > limit:
             _refuse(f"has the value {peak.value:g} in {peak.name}, too large for {info.dtype}.")
-        all_zero = all_zero and (peak.value == 0 or ".lora_B." not in peak.name)
+        starts_at_zero = ".lora_B." in peak.name or ".lora_embedding_A" in peak.name
+        all_zero = all_zero and (peak.value == 0 or not starts_at_zero)
     return ["All lora_B are zero: the adapter answers as the base model."] if all_zero else []
+
+
+def _check_copies(path: Path, copies: list[TensorEntry], info: ModelInfo) -> list[str]:
+    """PEFT would put them in the base model's place: they must be what is there."""
+    for entry in copies:
+        match = COPY.fullmatch(entry.name)
+        assert match is not None
+        expected = info.vocab_size, info.hidden_size
+        if entry.shape != expected:
+            _refuse(
+                f"has {entry.name} of shape {entry.shape}; the embeddings of this base are "
+                f"{expected} ({info.name}). An adapter with a vocabulary of its own is not served. "
+                f"If training left the vocabulary as it was: {WITHOUT_COPIES}"
+            )
+        if entry.dtype not in READABLE:
+            _refuse(f"has {entry.name} in {entry.dtype}; save it as F32, F16 or BF16.")
+        if values_sha256(path, entry, info.dtype) != info.embeddings_sha256[match["embedding"]]:
+            _refuse(
+                f"has {entry.name}, whose values are not those of this base model ({info.name} in "
+                f"{info.dtype}). If training left them as they were: {WITHOUT_COPIES} If it did "
+                "not, train LoRA on them instead: embed_tokens or lm_head in target_modules."
+            )
+    if not copies:
+        return []
+    size = sum(entry.end - entry.start for entry in copies)
+    return [
+        f"The weights repeat {size / 1e6:.0f} MB of the base model's embeddings, which nothing "
+        f"needs. {WITHOUT_COPIES}"
+    ]
+
+
+def _check_tied(path: Path, pairs: dict[Target, Sides]) -> None:
+    """PEFT keeps one adapter for both embeddings: the file must have it twice, and the same."""
+    embed, head = (pairs[Target(0, name)] for name in EMBEDDINGS)
+    for entry, other in ((head["A"], embed["B"]), (head["B"], embed["A"])):
+        if not equal_transposed(path, entry, other):
+            _refuse(
+                f"has a {entry.name} that is not {other.name} transposed, as ensure_weight_tying "
+                "in adapter_config.json asks for."
+            )
 
 
 def _target(target: Target, sides: Sides, config: PeftConfig) -> TargetWeights:

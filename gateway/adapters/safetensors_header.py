@@ -7,6 +7,7 @@
 The file is a stranger's: lengths, offsets, overlaps, counts and names are all suspects.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ MAGIC = (
     (b"{", "a JSON text"),
 )
 ADVICE = "Save the adapter with model.save_pretrained(folder, safe_serialization=True)."
+
+
+Values = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
 
 class TensorEntry(Struct, frozen=True):
@@ -100,15 +104,31 @@ def peaks(path: Path, entries: list[TensorEntry]) -> Iterator[Peak]:
             yield Peak(entry.name, _peak(file, entry))
 
 
+def values_sha256(path: Path, entry: TensorEntry, dtype: str) -> str:
+    """SHA-256 of a tensor's values as `dtype` (float32, bfloat16 or float16), little endian.
+
+    Its own dtype must be in READABLE.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for values in _values(file, entry):
+            digest.update(_rounded(values, dtype).tobytes())
+    return digest.hexdigest()
+
+
+def equal_transposed(path: Path, one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two matrices hold the same, one of them transposed. Reads only what it compares."""
+    if one.dtype != other.dtype or one.shape != other.shape[::-1]:
+        return False
+    kind = f"<u{DTYPE_BYTES[one.dtype]}"
+    mapped = [np.memmap(path, kind, "r", each.start, each.shape) for each in (one, other)]
+    return np.array_equal(mapped[0], mapped[1].T)
+
+
 def _peak(file: BinaryIO, entry: TensorEntry) -> float:
-    file.seek(entry.start)
-    left, highest = entry.end - entry.start, 0.0
-    while left:
-        chunk = file.read(min(left, CHUNK_BYTES))
-        if not chunk:
-            _refuse(f"was cut short within {entry.name!r}.")
-        left -= len(chunk)
-        value = float(np.max(np.abs(_values(chunk, entry.dtype))))
+    highest = 0.0
+    for values in _values(file, entry):
+        value = float(np.max(np.abs(values)))
         if not value <= highest:  # NaN is not ≤ anything, and stays
             highest = value
         if not np.isfinite(highest):
@@ -116,10 +136,27 @@ def _peak(file: BinaryIO, entry: TensorEntry) -> float:
     return highest
 
 
-def _values(chunk: bytes, dtype: str) -> np.ndarray[Any, np.dtype[np.floating[Any]]]:
-    if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(chunk, "<u2").astype("<u4") << 16).view("<f4")
-    return np.frombuffer(chunk, {"F32": "<f4", "F16": "<f2"}[dtype])
+def _values(file: BinaryIO, entry: TensorEntry) -> Iterator[Values]:
+    file.seek(entry.start)
+    left = entry.end - entry.start
+    while left:
+        chunk = file.read(min(left, CHUNK_BYTES))
+        if not chunk:
+            _refuse(f"was cut short within {entry.name!r}.")
+        left -= len(chunk)
+        if entry.dtype == "BF16":  # the upper half of a float32
+            yield (np.frombuffer(chunk, "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            yield np.frombuffer(chunk, {"F32": "<f4", "F16": "<f2"}[entry.dtype])
+
+
+def _rounded(values: Values, dtype: str) -> np.ndarray[Any, np.dtype[Any]]:
+    if dtype == "bfloat16":  # to nearest, ties to even
+        bits = values.astype("<f4").view(np.uint32)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        return (bits >> 16).astype("<u2")
+    with np.errstate(over="ignore"):
+        return values.astype("<f2" if dtype == "float16" else "<f4")
 
 
 def _not_safetensors(head: bytes, size: int, length: int) -> str:

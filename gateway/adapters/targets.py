@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from gateway.adapters.patterns import compile_bounded
 from gateway.adapters.peft_config import PeftConfig
-from gateway.engine.messages import ModelInfo
+from gateway.engine.messages import EMBEDDINGS, ModelInfo
 
 ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 ALL_LINEAR = "all-linear"
 
 
 class Target(NamedTuple):
-    """One projection of one layer."""
+    """One projection of one layer, or one of EMBEDDINGS, whose layer is 0."""
 
     layer: int
     projection: str
@@ -24,10 +24,14 @@ class Target(NamedTuple):
     @property
     def module(self) -> str:
         """Its name in the base model, which PEFT matches patterns against."""
+        if self.projection in EMBEDDINGS:
+            return "lm_head" if self.projection == "lm_head" else f"model.{self.projection}"
         group = "self_attn" if self.projection in ATTENTION else "mlp"
         return f"model.layers.{self.layer}.{group}.{self.projection}"
 
     def __str__(self) -> str:
+        if self.projection in EMBEDDINGS:
+            return self.projection
         return f"layers.{self.layer}.{self.projection}"
 
 
@@ -38,14 +42,30 @@ def expected_targets(config: PeftConfig, info: ModelInfo) -> set[Target] | None:
     included = _Names(config.target_modules)
     excluded = _Names(config.exclude_modules or [])
     layers = _Layers(config)
-    every = (Target(layer, name) for layer in range(info.layers) for name in info.projections)
-    return {
+    every = [Target(layer, name) for layer in range(info.layers) for name in info.projections]
+    every += [Target(0, name) for name in EMBEDDINGS]
+    found = {
         target
         for target in every
         if included.match(target.module)
         and not excluded.match(target.module)
         and (target.module in included.exact or layers.match(target))
     }
+    return found | tied_targets(config, info)
+
+
+def tied_targets(config: PeftConfig, info: ModelInfo) -> set[Target]:
+    """EMBEDDINGS where `ensure_weight_tying` makes one adapter of the two, each of its matrices
+    being the other's transposed, else none. PEFT: `BaseTuner._check_tied_modules`."""
+    modules = config.target_modules
+    if not config.ties_embeddings or not info.ties_embeddings or modules is None:
+        return set()
+    if isinstance(modules, list):
+        named = any(module.split(".")[-1] in EMBEDDINGS for module in modules)
+    else:
+        regex = compile_bounded(modules)
+        named = any(regex.fullmatch(name) for name in EMBEDDINGS)
+    return {Target(0, name) for name in EMBEDDINGS} if named else set()
 
 
 class _Names:
@@ -59,7 +79,7 @@ class _Names:
             self.exact = frozenset(names)
             self._ends = tuple(f".{name}" for name in names)
         elif names.lower() == ALL_LINEAR:
-            self._ends = ("",)
+            self._ends = ("_proj",)  # PEFT leaves the head out, and embeddings aren't linear
         else:
             self._regex = compile_bounded(names)
 
@@ -82,6 +102,8 @@ class _Layers:
     def match(self, target: Target) -> bool:
         if self._layers is None:
             return True
+        if target.projection in EMBEDDINGS:
+            return False
         if not self._patterns:
             return target.layer in self._layers
         for pattern in self._patterns:

@@ -53,9 +53,24 @@ class Engine:
         dtype = _dtype(settings.dtype, self.device)
         path = Path(settings.model)
         config, loaded, digest = weights.load(path, dtype)
+        limits = _limits(settings, config)
+        self.info = ModelInfo(
+            digest=digest,
+            name=settings.name or (path.stem if path.is_file() else path.name).lower(),
+            model_path=settings.model,
+            architecture=config.architecture,
+            layers=config.layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            context_tokens=limits.context_tokens,
+            eos_token_ids=config.eos_token_ids,
+            projections=_projections(config),
+            embeddings_sha256=weights.embedding_digests(loaded),
+            dtype=str(dtype).removeprefix("torch."),
+            device=self.device,
+        )
         if self.device != "cpu":
             loaded = loaded.to(self.device)
-        limits = _limits(settings, config)
         shape = KvShape(config.layers, settings.block_tokens, config.kv_heads, config.head_dim)
         pages = PageBuffer.pages_in(int(settings.pool_mib * 2**20), shape, dtype)
         if pages < 2:
@@ -66,7 +81,6 @@ class Engine:
             raise ModelError(
                 f"engine.pool_mib = {settings.pool_mib} is more than can be had; lower it"
             ) from error
-        projections = _projections(config)
         self.pool = PagePool(pages)
         reclaim, self._costs = ReclaimOrder(), Costs()
         self.pager = AdapterPager(
@@ -75,7 +89,7 @@ class Engine:
             buffer,
             partial(
                 read_adapter,
-                projections=projections,
+                projections=self.info.targets,
                 page_elements=shape.page_elements,
                 dtype=dtype,
                 pin=self.device == "cuda",
@@ -110,22 +124,8 @@ class Engine:
             buffer,
             kernels.choose(self.device),
         )
-        warm_up(self._decoder, projections)
+        warm_up(self._decoder, self.info.targets)
         self._block_tokens = settings.block_tokens
-        self.info = ModelInfo(
-            digest=digest,
-            name=settings.name or (path.stem if path.is_file() else path.name).lower(),
-            model_path=settings.model,
-            architecture=config.architecture,
-            layers=config.layers,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            context_tokens=limits.context_tokens,
-            eos_token_ids=config.eos_token_ids,
-            projections=projections,
-            dtype=str(dtype).removeprefix("torch."),
-            device=self.device,
-        )
         self._iterations = self._prefill_tokens = self._decode_tokens = self._cached_tokens = 0
         self._batch_adapters_max = 0
 
@@ -222,7 +222,7 @@ class Engine:
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(out_features, in_features) of every target module."""
+    """(out_features, in_features) of every target module of a layer."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {

@@ -56,12 +56,18 @@ MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 
+EMBEDDINGS = ("embed_tokens", "lm_head")
+"""The targets outside of the layers: the input and the output embeddings."""
+
+
 class TargetWeights(Struct, frozen=True):
     """One adapted projection of one layer: y += scale · B(A x)."""
 
     layer: int
+    """0 for EMBEDDINGS."""
     target: str
-    """`q_proj`, `k_proj`, … `down_proj`."""
+    """`q_proj`, `k_proj`, … `down_proj`, or one of EMBEDDINGS. The x of `embed_tokens` has a 1 at
+    the token and is 0 elsewhere."""
     rank: int
     scale: float
     """Resolved once at upload (alpha, rsLoRA and patterns), never again from alpha and rank."""
@@ -169,8 +175,25 @@ class ModelInfo(Struct, frozen=True):
     eos_token_ids: list[int]
     projections: dict[str, tuple[int, int]]
     """Target module (`q_proj`, …) → (out_features, in_features), the same in every layer."""
+    embeddings_sha256: dict[str, str]
+    """Of each of EMBEDDINGS, SHA-256 of its (vocab_size, hidden_size) values in `dtype`, little
+    endian: the same for both in a model that ties them."""
     dtype: str
     device: str
+
+    @property
+    def ties_embeddings(self) -> bool:
+        digests = self.embeddings_sha256
+        return digests["embed_tokens"] == digests["lm_head"]
+
+    @property
+    def targets(self) -> dict[str, tuple[int, int]]:
+        """`projections`, and the same of EMBEDDINGS, of which there is one each."""
+        hidden, vocabulary = self.hidden_size, self.vocab_size
+        return self.projections | {
+            "embed_tokens": (hidden, vocabulary),
+            "lm_head": (vocabulary, hidden),
+        }
 
 
 class Ready(Struct, frozen=True, tag="ready"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from gateway.engine.messages import ModelInfo
+from gateway.engine.messages import EMBEDDINGS, ModelInfo
 from tests.fakes import model_info
 
 INFO = model_info()
@@ -17,6 +17,15 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Tensors = dict[str, Array]
+
+
+EMBEDDING_KEYS = {
+    "embed_tokens": tuple(
+        f"base_model.model.model.embed_tokens.lora_embedding_{side}" for side in "AB"
+    ),
+    "lm_head": tuple(f"base_model.model.lm_head.lora_{side}.weight" for side in "AB"),
+}
+"""Names of the A and the B."""
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -81,6 +90,20 @@ def tensors(
             rows, columns = info.projections[target]
             made[key(layer, target, "A")] = random.normal(0, 0.02, (rank, columns)).astype(dtype)
             made[key(layer, target, "B")] = random.normal(0, 0.02, (rows, rank)).astype(dtype)
+    return made
+
+
+def embedding_tensors(
+    targets: Iterable[str] = EMBEDDINGS, rank: int = 4, info: ModelInfo = INFO, seed: int = 0
+) -> Tensors:
+    """LoRA on the embeddings, as PEFT names it."""
+    random = np.random.default_rng(seed)
+    made: Tensors = {}
+    for target in targets:
+        rows, columns = info.targets[target]
+        a, b = EMBEDDING_KEYS[target]
+        made[a] = random.normal(0, 0.02, (rank, columns)).astype("float32")
+        made[b] = random.normal(0, 0.02, (rows, rank)).astype("float32")
     return made
 
 

@@ -1,12 +1,15 @@
 """Adapters that PEFT itself made, on a tiny Llama: we find in its files what PEFT has in memory."""
 
 import copy
+import hashlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.adapters.peft_format import check_folder, version_digest
+from gateway.adapters.targets import Target
 from gateway.engine.messages import ModelInfo
 from gateway.errors import InvalidAdapter
 
@@ -29,6 +32,7 @@ INFO = ModelInfo(
         "up_proj": (48, 32),
         "down_proj": (32, 48),
     },
+    embeddings_sha256={"embed_tokens": "", "lm_head": ""},
     dtype="float32",
     device="cpu",
 )
@@ -65,13 +69,30 @@ KINDS: dict[str, dict[str, Any]] = {
     "gaussian": {"target_modules": ["q_proj"], "init_lora_weights": "gaussian"},
     "orthogonal": {"target_modules": ["q_proj"], "init_lora_weights": "orthogonal"},
     "mica": {"target_modules": ["q_proj"], "init_lora_weights": "mica"},
+    "head": {"target_modules": ["lm_head"]},
+    "embeddings": {"target_modules": ["embed_tokens"], "use_rslora": True},
+    "head_and_layers": {"target_modules": ["lm_head", "q_proj"], "rank_pattern": {"lm_head": 2}},
+    "regex_of_both": {"target_modules": r".*embed_tokens|lm_head"},
+    "both_and_one_layer": {
+        "target_modules": ["q_proj", "model.embed_tokens", "lm_head"],
+        "layers_to_transform": [1],
+        "alpha_pattern": {"embed_tokens": 3},
+    },
+    "excluded_head": {
+        "target_modules": ["embed_tokens", "lm_head", "up_proj"],
+        "exclude_modules": ["lm_head"],
+    },
+    "tied": {"target_modules": ["lm_head"], "ensure_weight_tying": True},
+    "tied_regex": {"target_modules": r".*embed_tokens", "ensure_weight_tying": True},
+    "regex_that_ties_nothing": {
+        "target_modules": r"model\.embed_tokens",
+        "ensure_weight_tying": True,
+    },
 }
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "dora": ({"target_modules": ["q_proj"], "use_dora": True}, "use_dora"),
     "lora_bias": ({"target_modules": ["q_proj"], "lora_bias": True}, "lora_bias"),
-    "lm_head": ({"target_modules": ["q_proj", "lm_head"]}, "lm_head"),
-    "embeddings": ({"target_modules": ["embed_tokens"]}, "embeddings"),
     "modules_to_save": (
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
         "modules_to_save",
@@ -91,6 +112,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> Any:
+    return llama(tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="session")
+def tied_llama() -> Any:
+    return llama(tie_word_embeddings=True)
+
+
+def llama(tie_word_embeddings: bool) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -104,6 +134,7 @@ def tiny_llama() -> Any:
         num_key_value_heads=2,
         head_dim=8,
         max_position_embeddings=128,
+        tie_word_embeddings=tie_word_embeddings,
     )
     return LlamaForCausalLM(config)
 
@@ -117,18 +148,30 @@ def made_by_peft(base: Any, folder: Path, options: dict[str, Any]) -> Any:
     return model
 
 
+def info_of(model: Any) -> ModelInfo:
+    modules = {"embed_tokens": model.get_input_embeddings(), "lm_head": model.lm_head}
+    digests = {
+        name: hashlib.sha256(module.weight.detach().numpy().tobytes()).hexdigest()
+        for name, module in modules.items()
+    }
+    return msgspec.structs.replace(INFO, embeddings_sha256=digests)
+
+
+@pytest.mark.parametrize("base", ["tiny_llama", "tied_llama"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_and_scales_are_those_that_peft_computes_with(
-    tiny_llama: Any, tmp_path: Path, kind: str
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str, base: str
 ) -> None:
-    model = made_by_peft(tiny_llama, tmp_path, KINDS[kind])
-    theirs = {}
-    for name, module in model.named_modules():
-        if hasattr(module, "lora_A"):
-            parts = name.removeprefix("base_model.model.model.layers.").split(".")
-            theirs[int(parts[0]), parts[2]] = (module.r["default"], module.scaling["default"])
-    found = check_folder(tmp_path, INFO).engine.targets
-    assert {(item.layer, item.target): (item.rank, item.scale) for item in found} == theirs
+    llama = request.getfixturevalue(base)
+    model = made_by_peft(llama, tmp_path, KINDS[kind])
+    theirs = {
+        name.removeprefix("base_model.model."): (module.r["default"], module.scaling["default"])
+        for name, module in model.named_modules()
+        if hasattr(module, "lora_A")
+    }
+    found = check_folder(tmp_path, info_of(llama)).engine.targets
+    ours = {Target(item.layer, item.target).module: (item.rank, item.scale) for item in found}
+    assert ours == theirs
     assert theirs
 
 

@@ -9,7 +9,15 @@ import pytest
 from gateway.adapters.peft_format import check_folder, version_digest, write_manifest
 from gateway.engine.messages import MANIFEST_FILE, AdapterManifest
 from gateway.errors import InvalidAdapter
-from tests.adapters.making import INFO, config, key, packed, tensors, weights, write_folder
+from tests.adapters.making import (
+    INFO,
+    config,
+    key,
+    packed,
+    tensors,
+    weights,
+    write_folder,
+)
 from tests.fakes import model_info
 
 Q0 = "model.layers.0.self_attn.q_proj"
@@ -161,9 +169,12 @@ def test_f5_tensors_that_fit_nothing_are_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("base_model.model.model.embed_tokens.weight", "save_embedding_layers=False"),
-        ("base_model.model.lm_head.weight", "lm_head"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "LoRA on embeddings"),
+        ("base_model.model.model.embed_tokens.lora_A.weight", "not one that is served"),
+        ("base_model.model.model.embed_positions.lora_embedding_A", "not one that is served"),
+        ("base_model.model.lm_head.lora_embedding_A", "not one that is served"),
+        ("base_model.model.lm_head.lora_magnitude_vector", "DoRA"),
+        ("base_model.model.lm_head.bias", "Biases"),
+        ("base_model.model.lm_head.modules_to_save.weight", "replaced modules"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "Biases"),
         ("base_model.model.model.norm.modules_to_save.weight", "replaced modules"),

@@ -16,7 +16,7 @@ from gateway.adapters.names import Names
 from gateway.adapters.store import AdapterStore
 from gateway.engine.messages import FailureCode, Submit
 from tests.adapters.conftest import ADAPTERS_MAX, UPLOAD_BYTES_MAX, Site
-from tests.adapters.making import config, tensors, weights
+from tests.adapters.making import config, embedding_tensors, tensors, weights
 from tests.fakes import Script
 from tests.live import Live, error_of
 
@@ -48,6 +48,13 @@ def test_an_upload_answers_with_the_adapter(site: Site) -> None:
         "status": "ready",
         "warnings": [],
     }
+
+
+def test_an_adapter_on_the_embeddings_is_taken(site: Site) -> None:
+    options = {"target_modules": ["lm_head", "embed_tokens"], "layers_to_transform": None, "r": 1}
+    response = site.upload("heads", config(**options), weights(embedding_tensors(rank=1)))
+    assert response.status_code == 201, response.text
+    assert response.json()["targets"] == ["embed_tokens", "lm_head"]
 
 
 def content(site: Site) -> list[Path]:

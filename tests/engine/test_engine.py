@@ -45,6 +45,9 @@ ADAPTERS = {
     "one layer": LoraConfig(
         r=8, lora_alpha=8, target_modules=["v_proj", "down_proj"], layers_to_transform=[1]
     ),
+    "embeddings": LoraConfig(
+        r=3, lora_alpha=2, target_modules=["embed_tokens", "lm_head", "k_proj"]
+    ),
 }
 
 

@@ -12,6 +12,8 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic, overload
 
+TILE_COLUMNS = 4096
+"""Of an output: as much as stays in a core's first cache while the rank rows are added to it."""
 FAST = {"reassoc", "contract", "nsz"}
 """Lets sums be split over vector lanes; NaN and Inf still come through: callers look for them."""
 
@@ -72,6 +74,28 @@ def shrink(
 
 
 @loop
+def gather(
+    tokens_T: Any,
+    pages_NP: Any,
+    start_S: Any,
+    stop_S: Any,
+    first_S: Any,
+    rank_S: Any,
+    page_X: Any,
+    offset_X: Any,
+    scale_X: Any,
+    out_TR: Any,
+) -> None:
+    """out[t, r] = scale_r · A_r[token of t] for the tokens of each segment."""
+    for s in prange(len(start_S)):
+        for r in range(rank_S[s]):
+            entry = first_S[s] + r
+            page, offset = page_X[entry], offset_X[entry]
+            for t in range(start_S[s], stop_S[s]):
+                out_TR[t, r] = _widen(pages_NP[page, offset + tokens_T[t]]) * scale_X[entry]
+
+
+@loop
 def expand(
     shrunk_TR: Any,
     pages_NP: Any,
@@ -86,10 +110,13 @@ def expand(
     y_TC: Any,
 ) -> None:
     """y[t, column:] += shrunk[t, r] · B_r for the tokens of each segment."""
-    for s in prange(len(start_S)):
+    tiles = (y_TC.shape[1] + TILE_COLUMNS - 1) // TILE_COLUMNS
+    for unit in prange(len(start_S) * tiles):
+        s, first = unit // tiles, unit % tiles * TILE_COLUMNS
         for r in range(rank_S[s]):
             entry = first_S[s] + rank_S[s] + r
-            offset, column, width = offset_X[entry], column_X[entry], width_X[entry]
+            width = min(width_X[entry] - first, TILE_COLUMNS)
+            offset, column = offset_X[entry] + first, column_X[entry] + first
             b_C = pages_NP[page_X[entry], offset : offset + width]
             for t in range(start_S[s], stop_S[s]):
                 h = shrunk_TR[t, r]

@@ -21,7 +21,15 @@ from gateway.engine.kernels.reference import rms_norm, rotate, write_kv
 from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.rows import GROUPS
 
-__all__ = ["lora_expand", "lora_shrink", "paged_attention", "rms_norm", "rotate", "write_kv"]
+__all__ = [
+    "lora_expand",
+    "lora_gather",
+    "lora_shrink",
+    "paged_attention",
+    "rms_norm",
+    "rotate",
+    "write_kv",
+]
 
 Array = np.ndarray[Any, Any]
 GROUP_INDEX = {group: index for index, group in enumerate(GROUPS)}
@@ -133,6 +141,33 @@ def lora_shrink(
         place = layer, GROUP_INDEX[group]
         compiled.shrink(
             x_TD.float().numpy(),
+            _readable(pages_NP),
+            rows.start_S,
+            rows.stop_S,
+            rows.first_LGS[place],
+            rows.rank_LGS[place],
+            rows.page_X,
+            rows.offset_X,
+            rows.scale_X,
+            short_TR,
+        )
+    return _Shrunk(short_TR, long)
+
+
+def lora_gather(
+    tokens_T: Tensor, pages_NP: Tensor, segments: Work[LoraSegment], layer: int, group: str
+) -> _Shrunk:
+    """See reference.lora_gather."""
+    work = segments.derive(_split_segments)
+    long = reference.lora_gather(tokens_T, pages_NP, work.long, layer, group)
+    rows = work.short
+    if rows is None:
+        return _Shrunk(_NOTHING, long)
+    short_TR = np.empty((len(tokens_T), rows.rank_max), dtype=np.float32)
+    if layer < len(rows.first_LGS):
+        place = layer, GROUP_INDEX[group]
+        compiled.gather(
+            tokens_T.numpy(),
             _readable(pages_NP),
             rows.start_S,
             rows.stop_S,

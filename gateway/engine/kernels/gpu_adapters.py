@@ -3,7 +3,7 @@
 A row table stays on the device as long as its adapter stays in its pages. It is one run of int64,
 so that one pointer leads to everything:
 
-    layers │ layer 0: qkv, o, gate_up, down │ layer 1: … │ offset of row 0 │ of row 1 │ …
+    layers │ layer 0: qkv, o, … head │ layer 1: … │ offset of row 0 │ of row 1 │ …
              └ 8 entries each: rank, first, then start and stop of up to three targets
 
 `first` is where in the table the group's row offsets begin: `rank` rows of A, then as many of Bᵀ.
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gateway.engine.kernels.gpu_upload import Table, table, upload
+from gateway.engine.kernels.gpu_upload import table, upload
 from gateway.engine.kernels.segments import LoraSegment
-from gateway.engine.memory.rows import GROUPS, RowLayout
+from gateway.engine.memory.rows import ALIGNMENT, GROUPS, GroupRows, RowLayout
 
 TILE_TOKENS = 16
 TILE_RANKS = 16
@@ -29,8 +29,6 @@ GROUP_INDEX = {group: index for index, group in enumerate(GROUPS)}
 GROUP_ENTRIES = 8
 ITEM_ENTRIES = 7
 TILE_ENTRIES = 4
-ALIGNMENT = 16
-"""Elements; rows that begin at multiples of it can be read 16 bytes at a time."""
 
 
 class Columns(NamedTuple):
@@ -49,9 +47,9 @@ class AdapterTable(NamedTuple):
     """The largest rank that any layer has in a group; a group without targets is absent."""
     columns: Mapping[str, frozenset[Columns]]
     """The targets that any layer has in a group."""
-    aligned: bool
-    """Whether all rows and columns begin and end at multiples of ALIGNMENT. That is so in all
-    adapters of a model whose layers' widths are such multiples, so each model compiles once."""
+    aligned: Mapping[str, bool]
+    """Whether all rows and columns of a group begin and end at multiples of ALIGNMENT. The
+    model's widths decide that and not the adapter, so each model compiles once."""
 
 
 class GroupWork(NamedTuple):
@@ -108,7 +106,7 @@ def _group_work(segments: Sequence[LoraSegment], group: str, pages_NP: Tensor) -
         table(_tiles(columns), TILE_ENTRIES),
     ]
     shrink_items, expand_items, tiles = upload(tables, pages_NP.device)
-    aligned = all(adapter.aligned for _, adapter in adapted)
+    aligned = all(adapter.aligned[group] for _, adapter in adapted)
     return GroupWork(shrink_items, expand_items, tiles, elements, aligned)
 
 
@@ -137,12 +135,14 @@ def _build(
     heads = np.zeros((layers, len(GROUPS), GROUP_ENTRIES), dtype=np.int64)
     heads[:, :, 0], heads[:, :, 1] = rows.rank_LG, rows.first_LG + first_offset
     columns: dict[str, set[Columns]] = {}
+    aligned: dict[str, bool] = {}
     for (layer, group), found in layout.groups.items():
         head, seen = heads[layer, GROUP_INDEX[group]], columns.setdefault(group, set())
         for part in found.expand:
             slot = GROUPS[group].index(part.target)
             head[2 + 2 * slot : 4 + 2 * slot] = part.ranks.start, part.ranks.stop
             seen.add(Columns(slot, part.columns.start, part.columns.stop))
+        aligned[group] = aligned.get(group, True) and _aligned(found, page_elements)
     no_scales = np.zeros(first_offset, dtype=np.float32)
     entries, scales = upload(
         [
@@ -157,12 +157,12 @@ def _build(
         scales,
         {group: rank for group, rank in rank_max.items() if rank},
         {group: frozenset(seen) for group, seen in columns.items()},
-        _aligned(offsets, columns),
+        aligned,
     )
 
 
-def _aligned(offsets: Table, columns: Mapping[str, set[Columns]]) -> bool:
-    borders = [
-        border for seen in columns.values() for item in seen for border in (item.start, item.stop)
-    ]
-    return not (offsets % ALIGNMENT).any() and not any(border % ALIGNMENT for border in borders)
+def _aligned(rows: GroupRows, page_elements: int) -> bool:
+    lengths = [page_elements, rows.shrink.width]
+    for part in rows.expand:
+        lengths += [part.rows.width, part.columns.start]
+    return not any(length % ALIGNMENT for length in lengths)

@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from gateway.engine.kernels.gpu_adapters import (
-    ALIGNMENT,
     GROUP_ENTRIES,
     GROUP_INDEX,
     ITEM_ENTRIES,
@@ -27,6 +26,7 @@ from gateway.engine.kernels.gpu_adapters import (
     Segments,
 )
 from gateway.engine.kernels.segments import LoraSegment, Work
+from gateway.engine.memory.rows import ALIGNMENT
 
 SPLIT_INPUTS = 1024
 TILE_INPUTS = 128
@@ -68,6 +68,28 @@ def lora_shrink(
         num_stages=2 if x_TD.dtype == torch.float32 else 4,
     )
     return shrunk
+
+
+def lora_gather(
+    tokens_T: Tensor, pages_NP: Tensor, segments: Work[LoraSegment], layer: int, group: str
+) -> Tensor:
+    """scale · column `token` of A, as `lora_shrink` returns it; there is nothing to sum."""
+    work = segments.derive(Segments).work(group, pages_NP)
+    gathered = pages_NP.new_empty(1, work.elements, dtype=torch.float32)
+    if not len(work.shrink):
+        return gathered
+    _gather[(len(work.shrink),)](
+        tokens_T,
+        pages_NP,
+        work.shrink,
+        gathered,
+        layer,
+        GROUP=GROUP_INDEX[group],
+        BLOCK_T=TILE_TOKENS,
+        BLOCK_R=TILE_RANKS,
+        num_warps=1,
+    )
+    return gathered
 
 
 def lora_expand(
@@ -154,6 +176,37 @@ def _shrink(
     scale_R = tl.load(scales + row, mask=live_R, other=0.0)
     to_TR = out + split * elements.to(tl.int64) + to + t[:, None] * stride_to + r[None, :]
     tl.store(to_TR, sum_TR * scale_R[None, :], mask=live_T[:, None] & live_R[None, :])
+
+
+@triton.jit(do_not_specialize=["layer"])
+def _gather(
+    tokens,
+    pool,
+    items,
+    out,
+    layer,
+    GROUP: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    at = items + tl.program_id(0) * ITEM
+    table = tl.load(at).to(tl.pointer_type(tl.int64))
+    scales = tl.load(at + 1).to(tl.pointer_type(tl.float32))
+    first, count = tl.load(at + 2), tl.load(at + 3)
+    to, stride_to, first_rank = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+    entries, rank = _group(table, layer, GROUP)
+    if first_rank >= rank:
+        return
+    t, r = tl.arange(0, BLOCK_T), first_rank + tl.arange(0, BLOCK_R)
+    live_T, live_R = t < count, r < rank
+    row = tl.load(entries + 1) + r
+    offset_R = tl.load(table + row, mask=live_R, other=0)
+    scale_R = tl.load(scales + row, mask=live_R, other=0.0)
+    token_T = tl.load(tokens + first + t, mask=live_T, other=0)
+    live_TR = live_T[:, None] & live_R[None, :]
+    a_TR = tl.load(pool + offset_R[None, :] + token_T[:, None], mask=live_TR, other=0.0)
+    to_TR = out + to + t[:, None] * stride_to + r[None, :]
+    tl.store(to_TR, a_TR.to(tl.float32) * scale_R[None, :], mask=live_TR)
 
 
 @triton.jit(do_not_specialize=["elements", "layer"])

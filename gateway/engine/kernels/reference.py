@@ -2,7 +2,7 @@
 device have the same names and arguments and are tested against it.
 
 T tokens of the batch · D input width · C output columns · R rank rows · N pages · P page elements
-B block tokens · H query heads · K KV heads · E head dimension
+B block tokens · H query heads · K KV heads · E head dimension · V vocabulary
 """
 
 from collections.abc import Sequence
@@ -92,6 +92,23 @@ def lora_shrink(
         x = x_TD[segment.start : segment.stop]
         scale_R = torch.tensor(rows.scales, device=x.device)
         out.append((x.float() @ a_RD.float().T) * scale_R)
+    return out
+
+
+def lora_gather(
+    tokens_T: Tensor, pages_NP: Tensor, segments: Work[LoraSegment], layer: int, group: str
+) -> list[Tensor | None]:
+    """`lora_shrink` where the input is a token, not a vector: scale · column `token` of A."""
+    out: list[Tensor | None] = []
+    for segment in segments:
+        rows = segment.layout.groups.get((layer, group))
+        if rows is None:
+            out.append(None)
+            continue
+        a_RV = matrix(pages_NP, segment.pages, rows.shrink)
+        tokens = tokens_T[segment.start : segment.stop]
+        scale_R = torch.tensor(rows.scales, device=tokens.device)
+        out.append(a_RV.T[tokens].float() * scale_R)
     return out
 
 

@@ -9,6 +9,8 @@ stores one row per KV cell, which breaks where KV rows and adapter rows differ i
 Targets that read the same input share one shrink pass, so their A rows lie together:
 
     group qkv, layer 0:   A: q0 q1 … k0 k1 … v0 v1 …   B: q0 q1 …   k0 k1 …   v0 v1 …
+
+The embeddings, of which a model has one at each end, count as targets of layer 0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,10 +24,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "o": ("o_proj",),
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
+    "embed": ("embed_tokens",),
+    "head": ("lm_head",),
 }
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 TARGETS = tuple(target for targets in GROUPS.values() for target in targets)
+ALIGNMENT = 16
+"""Elements; a matrix begins at a multiple of it, so that rows which are such multiples long can be
+read in wide pieces, whatever lies before them."""
 
 
 class RowLayoutError(ValueError):
@@ -124,9 +131,9 @@ class RowLayout:
         cursor = _Cursor(page_elements)
         groups: dict[tuple[int, str], GroupRows] = {}
         for layer in sorted({layer for layer, _ in ranks}):
-            for group in GROUPS:
-                present = list(_present(ranks, projections, layer, group))
-                if present:
+            for group, targets in GROUPS.items():
+                if any((layer, target) in ranks for target in targets):
+                    present = list(_present(ranks, projections, layer, group))
                     groups[layer, group] = _group(present, projections, cursor)
         return cls(cursor.pages, groups, cursor.elements, _table(groups))
 
@@ -155,10 +162,12 @@ class _Cursor:
         if width > self._page_elements:
             raise RowLayoutError(
                 f"a row of {width} elements does not fit a page of {self._page_elements}; "
-                "raise engine.block_tokens"
+                f"raise engine.block_tokens {-(-width // self._page_elements)}-fold"
             )
         runs: list[Run] = []
         self.elements += count * width
+        aligned = -(-self._offset // ALIGNMENT) * ALIGNMENT
+        self._offset = min(aligned, self._page_elements)
         while count:
             fitting = min(count, (self._page_elements - self._offset) // width)
             if fitting:

@@ -52,7 +52,9 @@ def read_adapter(
         raise AdapterError(
             f"its file {Path(error.filename).name} is missing from the store"
         ) from error
-    except (OSError, msgspec.MsgspecError, SafetensorError, RowLayoutError, KeyError) as error:
+    except RowLayoutError as error:
+        raise AdapterError(str(error)) from error
+    except (OSError, msgspec.MsgspecError, SafetensorError, KeyError) as error:
         raise AdapterError(f"its files can't be read: {error}") from error
 
 

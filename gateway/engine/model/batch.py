@@ -25,6 +25,10 @@ class Batch:
     spans: Work[AttentionSpan]
     lora: Work[LoraSegment]
     """One per distinct adapter; tokens without an adapter are in none."""
+    embed: Work[LoraSegment]
+    """`lora` if any of its adapters changes the input embeddings, else empty."""
+    head: Work[LoraSegment]
+    """The same for the output embeddings, over the S sampling tokens."""
     last_S: Tensor
     """Index of the last token of each sampling slice, in slice order."""
 
@@ -49,6 +53,10 @@ class Batch:
             if stop == len(sequence.tokens):
                 last.append(len(tokens) - 1)
         positions_T = torch.tensor(positions, device=device)
+        lengths, samples = [item.length for item in slices], [int(item.samples) for item in slices]
+        lora = Work(_segments(slices, lengths))
+        # one list where all decode, so that what is derived from it serves all groups
+        sampling = lora if samples == lengths else Work(_segments(slices, samples))
         used = torch.tensor(span_pages, device=device).tensor_split(span_pages_stops[:-1])
         return cls(
             tokens_T=torch.tensor(tokens, device=device),
@@ -61,21 +69,30 @@ class Batch:
                     for span, its_pages in zip(spans, used, strict=True)
                 ]
             ),
-            lora=Work(_segments(slices)),
+            lora=lora,
+            embed=_if_any(lora, "embed"),
+            head=_if_any(sampling, "head"),
             last_S=torch.tensor(last, dtype=torch.long, device=device),
         )
 
 
-def _segments(slices: list[Slice]) -> list[LoraSegment]:
-    """Runs of tokens with the same adapter; the plan has put them side by side."""
+def _segments(slices: list[Slice], counts: list[int]) -> list[LoraSegment]:
+    """Runs of tokens with the same adapter, `counts` of each slice; the plan has put them side by
+    side."""
     segments: list[LoraSegment] = []
     start = 0
-    for digest, group in groupby(slices, key=lambda item: item.sequence.digest):
+    counted = zip(slices, counts, strict=True)
+    for digest, group in groupby(counted, key=lambda item: item[0].sequence.digest):
         members = list(group)
-        stop = start + sum(item.length for item in members)
-        adapter = members[0].sequence.adapter
-        if digest is not None:
+        stop = start + sum(count for _, count in members)
+        adapter = members[0][0].sequence.adapter
+        if digest is not None and start < stop:
             assert adapter is not None, f"adapter {digest} runs without a lease"
             segments.append(LoraSegment(start, stop, adapter.layout, adapter.pages, adapter.tables))
         start = stop
     return segments
+
+
+def _if_any(segments: Work[LoraSegment], group: str) -> Work[LoraSegment]:
+    has_any = any((0, group) in item.layout.groups for item in segments)
+    return segments if has_any else Work([])

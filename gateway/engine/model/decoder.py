@@ -13,6 +13,7 @@ from types import ModuleType
 import torch.nn.functional as F
 from torch import Tensor
 
+from gateway.engine.kernels.segments import LoraSegment, Work
 from gateway.engine.memory.buffer import PageBuffer
 from gateway.engine.model.batch import Batch
 from gateway.engine.model.config import ModelConfig
@@ -32,7 +33,7 @@ class Decoder:
     def forward(self, batch: Batch) -> Tensor:
         """Compute the batch, writing its KV into the pool. Returns the logits (S, V) that
         follow the last token of each sampling slice."""
-        x_TD = F.embedding(batch.tokens_T, self.weights.embed_VD)
+        x_TD = self._embed(batch)
         rope = self.rope.at(batch.positions_T, x_TD.dtype)
         for index, layer in enumerate(self.weights.layers):
             x_TD = x_TD + self._attention(index, layer, x_TD, batch, rope)
@@ -40,7 +41,17 @@ class Decoder:
         last_SD = self.kernels.rms_norm(
             x_TD[batch.last_S], self.weights.final_norm_D, self.config.rms_eps
         )
-        return F.linear(last_SD, self.weights.head_VD)
+        logits_SV = F.linear(last_SD, self.weights.head_VD)
+        self._adapt(last_SD, logits_SV, batch.head, 0, "head")
+        return logits_SV
+
+    def _embed(self, batch: Batch) -> Tensor:
+        x_TD = F.embedding(batch.tokens_T, self.weights.embed_VD)
+        if batch.embed:
+            place = self.buffer.pages_NP, batch.embed, 0, "embed"
+            gathered = self.kernels.lora_gather(batch.tokens_T, *place)
+            self.kernels.lora_expand(gathered, *place, x_TD)
+        return x_TD
 
     def _attention(
         self,
@@ -53,7 +64,7 @@ class Decoder:
         config = self.config
         x_TD = self.kernels.rms_norm(x_TD, layer.input_norm_D, config.rms_eps)
         qkv_TC = F.linear(x_TD, layer.qkv_ND, layer.qkv_bias_N)
-        self._adapt(x_TD, qkv_TC, batch, index, "qkv")
+        self._adapt(x_TD, qkv_TC, batch.lora, index, "qkv")
         qkv_TXE = qkv_TC.view(len(qkv_TC), -1, config.head_dim)
         keys = config.heads + config.kv_heads
         q_THE, k_TKE, v_TKE = qkv_TXE.tensor_split([config.heads, keys], dim=1)
@@ -68,23 +79,24 @@ class Decoder:
         )
         out_TC = out_THE.flatten(1)
         y_TD = F.linear(out_TC, layer.o_DN)
-        self._adapt(out_TC, y_TD, batch, index, "o")
+        self._adapt(out_TC, y_TD, batch.lora, index, "o")
         return y_TD
 
     def _mlp(self, index: int, layer: LayerWeights, x_TD: Tensor, batch: Batch) -> Tensor:
         x_TD = self.kernels.rms_norm(x_TD, layer.post_norm_D, self.config.rms_eps)
         gate_up_TC = F.linear(x_TD, layer.gate_up_FD)
-        self._adapt(x_TD, gate_up_TC, batch, index, "gate_up")
+        self._adapt(x_TD, gate_up_TC, batch.lora, index, "gate_up")
         gate_TF, up_TF = gate_up_TC.chunk(2, dim=-1)
         hidden_TF = F.silu(gate_TF) * up_TF
         y_TD = F.linear(hidden_TF, layer.down_DF)
-        self._adapt(hidden_TF, y_TD, batch, index, "down")
+        self._adapt(hidden_TF, y_TD, batch.lora, index, "down")
         return y_TD
 
-    def _adapt(self, x_TD: Tensor, y_TC: Tensor, batch: Batch, layer: int, group: str) -> None:
+    def _adapt(
+        self, x_TD: Tensor, y_TC: Tensor, segments: Work[LoraSegment], layer: int, group: str
+    ) -> None:
         """Add every adapter's part to the group's output, each to its own tokens, in place."""
-        if not batch.lora:
-            return
-        pages_NP = self.buffer.pages_NP
-        shrunk = self.kernels.lora_shrink(x_TD, pages_NP, batch.lora, layer, group)
-        self.kernels.lora_expand(shrunk, pages_NP, batch.lora, layer, group, y_TC)
+        if segments:
+            place = self.buffer.pages_NP, segments, layer, group
+            shrunk = self.kernels.lora_shrink(x_TD, *place)
+            self.kernels.lora_expand(shrunk, *place, y_TC)

@@ -5,11 +5,13 @@ compiled for shapes of the model, never for those of a batch, so this is enough.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
 from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.rows import RowLayout, TargetRank
+from gateway.engine.messages import EMBEDDINGS
 from gateway.engine.model.batch import Batch
 from gateway.engine.model.decoder import Decoder
 
@@ -25,6 +27,7 @@ def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> Non
         (layer, target): TargetRank(1, 1.0)
         for layer in range(decoder.config.layers)
         for target in storable
+        if layer == 0 or target not in EMBEDDINGS
     }
     layout = RowLayout.plan(ranks, projections, page_elements)
     rows_in_zeros = LoraSegment(0, 3, layout, [0] * layout.pages)
@@ -43,6 +46,8 @@ def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> Non
                 ]
             ),
             lora=Work([rows_in_zeros]),
+            embed=Work([rows_in_zeros]),
+            head=Work([replace(rows_in_zeros, stop=1)]),
             last_S=pages[:1],
         )
     )

@@ -90,6 +90,17 @@ def load(
     return config, weights, digest
 
 
+def embedding_digests(weights: Weights) -> dict[str, str]:
+    """SHA-256 of the input and of the output embeddings; see `ModelInfo.embeddings_sha256`."""
+    embed = _sha256(weights.embed_VD)
+    head = embed if weights.head_VD is weights.embed_VD else _sha256(weights.head_VD)
+    return {"embed_tokens": embed, "lm_head": head}
+
+
+def _sha256(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.view(torch.uint8).numpy().data).hexdigest()
+
+
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a model of this config has, by Hugging Face's name."""
     hidden, inner = config.hidden_size, config.intermediate_size

@@ -105,6 +105,7 @@ def attention_error(kernels: ModuleType, case: AttentionCase, window: int | None
 
 class LoraCase(NamedTuple):
     x_TD: Tensor
+    """Of the group `embed` the tokens, (T,)."""
     y_TC: Tensor
     pages_NP: Tensor
     segments: Work[LoraSegment]
@@ -152,7 +153,11 @@ def lora_case(
         start += count
     inputs = projections[GROUPS[group][0]][1]
     outputs = sum(projections[target][0] for target in GROUPS[group])
-    return LoraCase(random(start, inputs), random(start, outputs), pages_NP, Work(segments), group)
+    if group == "embed":
+        x_TD = torch.randint(inputs, (start,), generator=generator, device=device)
+    else:
+        x_TD = random(start, inputs)
+    return LoraCase(x_TD, random(start, outputs), pages_NP, Work(segments), group)
 
 
 def _layout(ranks: Ranks, projections: dict[str, tuple[int, int]], page_elements: int) -> RowLayout:
@@ -164,9 +169,15 @@ def _layout(ranks: Ranks, projections: dict[str, tuple[int, int]], page_elements
 
 
 def lora_error(kernels: ModuleType, case: LoraCase, layer: int = LAYER) -> float:
-    """Of `lora_shrink`, then `lora_expand`, against the reference."""
-    place = case.pages_NP, case.segments, layer, case.group
+    """Of `lora_shrink` or `lora_gather`, then `lora_expand`, against the reference."""
     expected, got = case.y_TC.double(), case.y_TC.clone()
-    reference.lora_expand(reference.lora_shrink(case.x_TD, *place), *place, expected)
-    kernels.lora_expand(kernels.lora_shrink(case.x_TD, *place), *place, got)
+    lora(reference, case, layer, expected)
+    lora(kernels, case, layer, got)
     return Tolerance.of(got.dtype).share(got, expected)
+
+
+def lora(kernels: ModuleType, case: LoraCase, layer: int, y_TC: Tensor) -> None:
+    """Both halves of a group, added to `y_TC`."""
+    place = case.pages_NP, case.segments, layer, case.group
+    first = kernels.lora_gather if case.group == "embed" else kernels.lora_shrink
+    kernels.lora_expand(first(case.x_TD, *place), *place, y_TC)

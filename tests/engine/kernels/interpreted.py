@@ -37,6 +37,8 @@ RAGGED = {
     "gate_proj": (56, 40),
     "up_proj": (56, 40),
     "down_proj": (40, 56),
+    "embed_tokens": (40, 150),
+    "lm_head": (150, 40),
 }
 ALIGNED = {
     "q_proj": (192, 160),
@@ -46,6 +48,8 @@ ALIGNED = {
     "gate_proj": (1040, 160),
     "up_proj": (1040, 160),
     "down_proj": (160, 1040),
+    "embed_tokens": (160, 1280),
+    "lm_head": (1280, 160),
 }
 """`down` reads more than one split of its input."""
 

@@ -13,9 +13,10 @@ ROOT = Path(__file__).resolve().parents[3]
 triton = pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from gateway.engine.kernels import gpu, reference  # noqa: E402
-from gateway.engine.memory.rows import GROUPS  # noqa: E402
+from gateway.engine.kernels.gpu_adapters import Segments  # noqa: E402
+from gateway.engine.memory.rows import ALIGNMENT, GROUPS  # noqa: E402
 from gateway.engine.model.warm_up import warm_up  # noqa: E402
-from tests.engine.kernels.cases import attention_case, lora_case  # noqa: E402
+from tests.engine.kernels.cases import attention_case, lora, lora_case  # noqa: E402
 from tests.engine.kernels.compiling import (  # noqa: E402
     SHARED_BYTES_MAX,
     compile_for,
@@ -35,6 +36,8 @@ PROJECTIONS = {
     "gate_proj": (14336, 4096),
     "up_proj": (14336, 4096),
     "down_proj": (4096, 14336),
+    "embed_tokens": (4096, 128256),
+    "lm_head": (128256, 4096),
 }
 """Llama-3-8B."""
 
@@ -77,10 +80,9 @@ def launch_all(
     ranks = [dict.fromkeys(PROJECTIONS, rank) for rank, _ in adapters]
     runs = [(index, count) for index, (_, count) in enumerate(adapters)]
     for group in GROUPS:
-        lora = lora_case(ranks, runs, PROJECTIONS, group, 2**20, dtype)
+        adapted = lora_case(ranks, runs, PROJECTIONS, group, 2**20, dtype)
         for layer in layers:
-            place = lora.pages_NP, lora.segments, layer, group
-            gpu.lora_expand(gpu.lora_shrink(lora.x_TD, *place), *place, lora.y_TC)
+            lora(gpu, adapted, layer, adapted.y_TC)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -94,7 +96,7 @@ def test_every_kernel_compiles_without_spilling(capability: int, dtype: torch.dt
         print(f"{each.name:<12}{each.registers:>10}{each.stack_bytes:>7}"
               f"{each.shared_bytes:>8}{each.warps:>7}")  # fmt: skip
     assert {each.name for each in found} == {
-        "_attend", "_expand", "_merge", "_rms_norm", "_rotate", "_shrink", "_write_kv",
+        "_attend", "_expand", "_gather", "_merge", "_rms_norm", "_rotate", "_shrink", "_write_kv",
     }  # fmt: skip
     assert [each for each in found if each.stack_bytes] == []
     assert all(each.shared_bytes <= SHARED_BYTES_MAX[capability] for each in found)
@@ -117,6 +119,20 @@ def test_t1_the_first_batch_of_an_engine_compiles_all_that_any_batch_needs():
         warm = set(kernels)
         assert len(list(mixed_steps(decoder))) == 2
     assert set(kernels) == warm
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_t1_the_models_widths_alone_decide_which_rows_are_called_aligned(rank: int):
+    """Here the vocabulary alone is no multiple of 16. Else a rank could compile a kernel anew."""
+    adapters = [dict.fromkeys(MODEL_PROJECTIONS, rank)]
+    for group in GROUPS:
+        case = lora_case(adapters, [(0, 1)], MODEL_PROJECTIONS, group, 512, torch.float32)
+        work = case.segments.derive(Segments).work(group, case.pages_NP)
+        assert work.aligned == (group not in ("embed", "head"))
+        for segment in case.segments:
+            rows = segment.layout.groups[1, group]
+            for part in (rows.shrink, *(item.rows for item in rows.expand)):
+                assert not any(run.offset % ALIGNMENT for run in part.runs)
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4])

@@ -13,6 +13,7 @@ from gateway.engine.kernels import cpu, reference
 from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.buffer import KvShape, PageBuffer, store
 from gateway.engine.memory.rows import GROUPS, RowLayout, TargetRank
+from tests.engine.kernels.cases import lora, lora_case, lora_error
 
 BLOCK, KV_HEADS, HEAD_DIM = 4, 2, 8
 SHAPE = KvShape(layers=2, block_tokens=BLOCK, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
@@ -87,6 +88,8 @@ PROJECTIONS = {
     "gate_proj": (40, 16),
     "up_proj": (40, 16),
     "down_proj": (16, 40),
+    "embed_tokens": (16, 100),
+    "lm_head": (100, 16),
 }
 adapter_ranks = st.dictionaries(
     st.sampled_from(sorted(PROJECTIONS)),
@@ -115,12 +118,17 @@ def test_lora_adds_each_adapters_product_to_its_own_tokens(
     dtype: torch.dtype,
     seed: int,
 ):
-    """Ranks, targets and tokens differ by adapter; the first tokens have none."""
+    """Ranks, targets and tokens differ by adapter; the first tokens have none. The input of
+    `embed` are tokens: vectors with a 1 at one place."""
     generator = torch.Generator().manual_seed(seed)
     page_elements = 128
     total = base_tokens + sum(count for _, count in adapters)
     in_features = PROJECTIONS[GROUPS[group][0]][1]
     x_TD = torch.randn(total, in_features, generator=generator).to(dtype)
+    shrink, inputs = ops.lora_shrink, x_TD
+    if group == "embed":
+        shrink, inputs = ops.lora_gather, torch.randint(in_features, (total,), generator=generator)
+        x_TD = torch.nn.functional.one_hot(inputs, in_features)
     out_features = sum(PROJECTIONS[target][0] for target in GROUPS[group])
     y_TC = torch.randn(total, out_features, generator=generator).to(dtype)
     expected = y_TC.double()
@@ -150,11 +158,24 @@ def test_lora_adds_each_adapters_product_to_its_own_tokens(
         start += count
     base_before = y_TC[:base_tokens].clone()
     work = Work(segments)
-    shrunk = ops.lora_shrink(x_TD, pages_NP, work, 1, group)
+    shrunk = shrink(inputs, pages_NP, work, 1, group)
     ops.lora_expand(shrunk, pages_NP, work, 1, group, y_TC)
     assert torch.equal(y_TC[:base_tokens], base_before)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 2e-2}[dtype]
     torch.testing.assert_close(y_TC.double(), expected, atol=tolerance * 10, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", ["embed", "head"])
+@pytest.mark.parametrize("vocabulary", [4095, 4096, 9001])
+def test_the_cpu_ops_on_a_vocabulary_of_any_length(group: str, vocabulary: int, dtype: torch.dtype):
+    projections = {"embed_tokens": (40, vocabulary), "lm_head": (vocabulary, 40)}
+    adapters = [dict.fromkeys(projections, rank) for rank in (1, 5)]
+    case = lora_case(adapters, [(0, 2), (None, 1), (1, 3)], projections, group, 10_000, dtype)
+    assert lora_error(cpu, case) <= 1
+    before = case.y_TC.clone()
+    lora(cpu, case, 2, case.y_TC)
+    assert torch.equal(case.y_TC, before)
 
 
 def test_rms_norm_is_computed_in_float32():
@@ -196,6 +217,8 @@ def test_a_decoding_row_of_the_cpu_ops_has_the_same_bits_in_any_batch(dtype: tor
 def test_the_cpu_ops_carry_nan_and_inf_through():
     """The sampler looks for them, to fail the request that they belong to."""
     layout = RowLayout.plan({(0, "o_proj"): TargetRank(1, 1.0)}, PROJECTIONS, 128)
+    of_tokens = RowLayout.plan({(0, "embed_tokens"): TargetRank(1, 1.0)}, PROJECTIONS, 128)
+    embed = Work([LoraSegment(0, 1, of_tokens, [0, 1])])
     for bad in (torch.nan, torch.inf):
         pages_NP = torch.ones(2, 128)
         pages_NP[0, 3] = bad
@@ -203,6 +226,10 @@ def test_the_cpu_ops_carry_nan_and_inf_through():
         y_TC = torch.zeros(1, 16)
         shrunk = cpu.lora_shrink(torch.ones(1, 24), pages_NP, work, 0, "o")
         cpu.lora_expand(shrunk, pages_NP, work, 0, "o", y_TC)
+        assert not y_TC.isfinite().any()
+        gathered = cpu.lora_gather(torch.tensor([3]), pages_NP, embed, 0, "embed")
+        y_TC = torch.zeros(1, 16)
+        cpu.lora_expand(gathered, pages_NP, embed, 0, "embed", y_TC)
         assert not y_TC.isfinite().any()
         buffer = PageBuffer(1, SHAPE, torch.float32, "cpu")
         buffer.pages_NP.fill_(bad)

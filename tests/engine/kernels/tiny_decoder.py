@@ -10,7 +10,7 @@ from gateway.engine.memory.buffer import KvShape, PageBuffer
 from gateway.engine.memory.pager import Resident
 from gateway.engine.memory.pages import Owner
 from gateway.engine.memory.rows import RowLayout, TargetRank
-from gateway.engine.messages import AdapterRef, Sampling, Submit
+from gateway.engine.messages import EMBEDDINGS, AdapterRef, Sampling, Submit
 from gateway.engine.model.batch import Batch
 from gateway.engine.model.config import ModelConfig
 from gateway.engine.model.decoder import Decoder
@@ -47,6 +47,8 @@ MODEL_PROJECTIONS = {
     "gate_proj": (48, 32),
     "up_proj": (48, 32),
     "down_proj": (32, 48),
+    "embed_tokens": (32, 50),
+    "lm_head": (50, 32),
 }
 
 
@@ -74,7 +76,12 @@ def decoder_with(ops: ModuleType, block_tokens: int = 4) -> Decoder:
 
 
 def leased(buffer: PageBuffer, rank: int, pages: list[int]) -> Resident:
-    targets = [(layer, target) for layer in range(2) for target in MODEL_PROJECTIONS]
+    targets = [
+        (layer, target)
+        for layer in range(2)
+        for target in MODEL_PROJECTIONS
+        if layer == 0 or target not in EMBEDDINGS
+    ]
     layout = RowLayout.plan(
         dict.fromkeys(targets, TargetRank(rank, 0.5)),
         MODEL_PROJECTIONS,

@@ -14,6 +14,8 @@ PROJECTIONS = {
     "gate_proj": (12, 8),
     "up_proj": (12, 8),
     "down_proj": (8, 12),
+    "embed_tokens": (8, 11),
+    "lm_head": (11, 8),
 }
 ranks = st.dictionaries(
     st.tuples(st.integers(0, 2), st.sampled_from(TARGETS)),

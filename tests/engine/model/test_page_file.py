@@ -50,7 +50,7 @@ class Version:
         for name in (MANIFEST_FILE, WEIGHTS_FILE):
             (folder / name).write_bytes((original.folder / name).read_bytes())
         self.folder = folder
-        self._projections = original.info.projections
+        self._projections = original.info.targets
 
     def read(self, dtype: torch.dtype = torch.float32) -> Slab:
         return read_adapter(
