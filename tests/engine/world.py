@@ -72,7 +72,7 @@ class World:
             model=str(self.model_folder),
             block_tokens=4,
             pool_mib=pages * page_bytes / 2**20,
-            **{"step_tokens": 16, "running_max": 8} | options,
+            **{"step_tokens": 16, "running_max": 8, "threads": 1} | options,
         )
         engine = Engine(settings, clock=clock)
         assert engine.pool.total == pages
