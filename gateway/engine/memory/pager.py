@@ -276,6 +276,10 @@ class AdapterPager:
         self._retired.add(digest)
         self._drop_if_retired(digest)
 
+    def retired(self, digest: str) -> bool:
+        """Whether this version was unloaded, and is only kept for those who use it still."""
+        return digest in self._retired
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
