@@ -65,6 +65,7 @@ class Simulation:
         lengths: OutputLengths | None = None,
         step_s: Callable[[int], float] = lambda tokens: 0.1,
         adapter_pages: int = 4,
+        block_tokens: int = BLOCK,
         namespace: Callable[[Ask], str | None] = lambda ask: None,
     ) -> None:
         self.now = 0.0
@@ -72,7 +73,7 @@ class Simulation:
         self.costs = Costs()
         self._step_s = step_s
         self._namespace = namespace
-        buffer = PageBuffer(pages, KvShape(1, BLOCK, 1, 2), torch.float32, "cpu")
+        buffer = PageBuffer(pages, KvShape(1, block_tokens, 1, 2), torch.float32, "cpu")
         page = buffer.shape.page_elements
         projections = dict.fromkeys(TARGETS, (page // 2, page // 2))
         layout = RowLayout.plan({(0, "o_proj"): TargetRank(adapter_pages, 1.0)}, projections, page)
@@ -92,7 +93,7 @@ class Simulation:
         self.radix = RadixCache(self.pool, reclaim, lambda: 0.01)
         supply = PageSupply(self.pool, self.pager, self.radix, reclaim)
         self.scheduler = Scheduler(
-            Limits(4096, 10, BLOCK, step_tokens, running_max, waiting_max=100_000),
+            Limits(4096, 10, block_tokens, step_tokens, running_max, waiting_max=100_000),
             Memory(self.pool, self.pager, self.radix, supply),
             lengths or ObservedLengths(),
             self.costs,
