@@ -1,6 +1,7 @@
 """The scheduler over a pool without bytes, on a clock of its own: no model, every token is 0."""
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -73,6 +74,8 @@ class Simulation:
         self.costs = Costs()
         self._step_s = step_s
         self._namespace = namespace
+        self._read = threading.Semaphore(0)
+        self._reads = 0
         buffer = PageBuffer(pages, KvShape(1, block_tokens, 1, 2), torch.float32, "cpu")
         page = buffer.shape.page_elements
         projections = dict.fromkeys(TARGETS, (page // 2, page // 2))
@@ -86,7 +89,7 @@ class Simulation:
             buffer,
             lambda ref: slab,
             host_bytes=2**40,
-            wake=lambda: None,
+            wake=self._read.release,
             costs=self.costs,
             clock=lambda: self.now,
         )
@@ -146,12 +149,12 @@ class Simulation:
             )
         )
         self._record(events)
-        while adapter is not None and not self.pager.ready(adapter):
-            self.pager.collect()  # the simulated store takes no time
+        self._wait_for_reads()
         return name
 
     def step(self) -> Plan:
         plan = self.scheduler.plan()
+        self._wait_for_reads()
         self.steps += 1
         self.fill.append(sum(item.length for item in plan.slices))
         self.concurrency.append(len(self.scheduler.running))
@@ -173,6 +176,12 @@ class Simulation:
         while self.scheduler.waiting or self.scheduler.running:
             self.step()
             assert self.steps < steps_max, "the scheduler does not come to an end"
+
+    def _wait_for_reads(self) -> None:
+        """The simulated store takes no time."""
+        while self._reads < self.pager.reads:
+            self._read.acquire()
+            self._reads += 1
 
     def _token(self, name: str, generated: int) -> int:
         ask = self.asks[name]
