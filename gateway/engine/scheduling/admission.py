@@ -53,7 +53,7 @@ class Admission:
         self._clock = clock
         self._arrivals = 0
         self._tick = 0
-        self._latest_starts: list[tuple[float, int, Sequence]] = []  # a heap
+        self._latest_starts: list[tuple[float, int, str]] = []  # a heap; (…, arrived, request id)
         self._places = limits.running_max
         self.counters = VirtualTokenCounters()
         self.waiting = WaitingQueue()
@@ -74,10 +74,10 @@ class Admission:
             self._memory.radix.remember(sequence.digest)
         self._enter(sequence)
         self.counters.enter(sequence.key)
-        if deadline == math.inf:
+        if not sequence.has_deadline:
             return []
         latest_start = deadline - self._costs.step.seconds(sequence.pending)
-        heapq.heappush(self._latest_starts, (latest_start, sequence.arrived, sequence))
+        heapq.heappush(self._latest_starts, (latest_start, sequence.arrived, sequence.id))
         return self._refuse_the_late(sequence, now)
 
     def back(self, sequence: Sequence) -> None:
@@ -253,8 +253,9 @@ class Admission:
         now = self._clock()
         events: list[Event] = []
         while self._latest_starts and self._latest_starts[0][0] < now:
-            _, _, sequence = heapq.heappop(self._latest_starts)
-            if sequence.id in self.waiting and sequence.admitted < 0:
+            _, arrived, request_id = heapq.heappop(self._latest_starts)
+            sequence = self.waiting.get(request_id)
+            if sequence and sequence.arrived == arrived and sequence.admitted < 0:
                 self.leave(sequence.id)
                 events.append(self._late(sequence, now + self._costs.step.mean_s))
         return events

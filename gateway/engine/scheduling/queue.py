@@ -28,6 +28,9 @@ class WaitingQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
+    def get(self, request_id: str) -> Sequence | None:
+        return self._by_id.get(request_id)
+
     def __iter__(self) -> Iterator[Sequence]:
         return iter(list(self._by_id.values()))
 
