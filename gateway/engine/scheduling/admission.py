@@ -72,8 +72,8 @@ class Admission:
         if sequence.digest is not None:  # it may have been unloaded once
             self._memory.pager.remember(sequence.digest)
             self._memory.radix.remember(sequence.digest)
-        self._enter(sequence)
         self.counters.enter(sequence.key)
+        self._enter(sequence)
         if not sequence.has_deadline:
             return []
         latest_start = deadline - self._costs.step.seconds(sequence.pending)
@@ -83,6 +83,11 @@ class Admission:
     def back(self, sequence: Sequence) -> None:
         """A running sequence was preempted, and waits again."""
         self._enter(sequence)
+
+    def start(self, sequence: Sequence) -> None:
+        """A waiting sequence begins to run."""
+        self.waiting.take(sequence.id)
+        self.counters.start(sequence.key)
 
     def leave(self, request_id: str) -> Sequence:
         """A waiting request goes for good."""
@@ -105,8 +110,11 @@ class Admission:
         pager = self._memory.pager
         for digest in pager.collect():
             failure = pager.failure(digest)
-            for sequence in self.waiting.unpark(digest):
-                if failure is not None:
+            for sequence in self.waiting.parked(digest):
+                if failure is None:
+                    self.waiting.take(sequence.id)
+                    self._wait(sequence)
+                else:
                     self.leave(sequence.id)
                     events.append(Failed(sequence.id, "adapter_failed", str(failure)))
         return events + self._expired()
@@ -114,13 +122,20 @@ class Admission:
     def _enter(self, sequence: Sequence) -> None:
         adapter = sequence.request.adapter
         if adapter is None:
-            self.waiting.push(sequence)
+            self._wait(sequence)
             return
         pager = self._memory.pager
         pager.want(adapter)
         # one whose adapter is known to be bad is told so when its turn comes
-        reading = not pager.ready(adapter) and pager.failure(adapter.digest) is None
-        self.waiting.push(sequence, parked=reading)
+        if not pager.ready(adapter) and pager.failure(adapter.digest) is None:
+            self.waiting.push(sequence, parked=True)
+        else:
+            self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        """For a turn, and nothing else."""
+        self.counters.wait(sequence.key, self.waiting.ready_keys)
+        self.waiting.push(sequence)
 
     def _refuse(self, request: Submit) -> Failed | None:
         limits, prompt = self._limits, request.prompt

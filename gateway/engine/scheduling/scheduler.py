@@ -167,7 +167,7 @@ class Scheduler:
         """From the queue to the running ones: with what the cache has of it, with its adapter
         leased, and with pages for the rest of its prompt."""
         pool, pager, radix, supply = self._memory
-        self.waiting.take(sequence.id)
+        self._admission.start(sequence)
         sequence.prefix = self._admission.prefix(sequence)
         radix.lock(sequence.prefix)
         sequence.pages = [block.page for block in sequence.prefix]
