@@ -1,6 +1,7 @@
 """Whatever goes wrong around it, the engine keeps its promises: random arrivals, cancels, unloads,
 failing and hanging stores over tiny pools, and after every step nothing is lost or leaked."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from gateway.engine.engine import Engine
 from gateway.engine.loop import serve
 from gateway.engine.memory.buffer import Slab
-from gateway.engine.memory.pager import AdapterError
 from gateway.engine.messages import (
     AdapterRef,
     Cancel,
@@ -233,3 +233,157 @@ def test_r2_r10_no_order_of_arrivals_cancels_unloads_and_faults_breaks_a_promise
                     pytest.fail(f"{end}")
             if answer:
                 assert world.would_answer(request, answer)
+
+
+def test_r7_an_unloaded_version_serves_those_who_have_it_even_when_they_are_preempted(
+    world: World,
+):
+    """The store has it no longer; the pool is for few, so they push each other out."""
+    adapter = ref(world, 1)
+    with running(world, 24) as (driver, store, _):
+        for index in range(20):  # after these, the engine expects short answers
+            driver.submit(Submit(f"short-{index}", prompt(index, 6), 1, GREEDY, adapter))
+        driver.finish()
+        requests = [
+            Submit(str(i), prompt(i, 6), 20, GREEDY, adapter, cache_namespace="t") for i in range(6)
+        ]
+        for request in requests:
+            driver.submit(request)
+        driver.step()
+        before = driver.engine.scheduler.preemptions
+        driver.engine.unload(adapter.digest)
+        store.broken.add(adapter.digest)
+        settle(driver)
+        assert driver.engine.scheduler.preemptions > before
+        for request in requests:
+            assert isinstance(driver.ends[request.request_id], Finished)
+            assert world.would_answer(request, driver.tokens[request.request_id])
+        assert (driver.engine.pager.host_count, driver.engine.pager.resident_count) == (0, 0)
+
+
+def test_m3_w3_what_an_unloaded_versions_last_request_computed_is_not_kept(world: World):
+    adapter = ref(world, 2)
+    with running(world, 200) as (driver, _, _):
+        driver.submit(Submit("a", prompt(1, 20), 6, GREEDY, adapter, cache_namespace="t"))
+        driver.engine.step()
+        driver.engine.unload(adapter.digest)
+        driver.finish()
+        driver.submit(Submit("b", prompt(1, 20), 6, GREEDY, cache_namespace="t"))
+        driver.finish()
+        assert len(driver.engine.radix) == 6  # the base model's: 20 and 5 tokens
+        end = driver.ends["b"]
+        assert isinstance(end, Finished)
+        assert end.cached_tokens == 0
+
+
+def test_r4_r6_a_version_that_fails_ends_its_waiting_requests_and_is_tried_again(world: World):
+    adapter = ref(world, 1)
+    with running(world, 200) as (driver, store, _):
+        store.broken.add(adapter.digest)
+        for index in range(5):
+            driver.submit(Submit(str(index), prompt(1, 4), 3, GREEDY, adapter))
+        driver.submit(Submit("base", prompt(1, 4), 3, GREEDY))
+        driver.finish()
+        for index in range(5):
+            end = driver.ends[str(index)]
+            assert isinstance(end, Failed)
+            assert end.code == "adapter_failed"
+            assert "disk" not in end.detail
+        assert isinstance(driver.ends["base"], Finished)
+        assert len(store.reads) == 1
+        store.broken.clear()
+        driver.submit(Submit("again", prompt(1, 4), 3, GREEDY, adapter))
+        settle(driver)
+        assert driver.tokens["again"] == world.answer(adapter, prompt(1, 4), 3)
+
+
+def test_r1_a_store_that_hangs_holds_up_its_own_requests_only_and_not_for_ever(world: World):
+    """Four reads hang, as many as there are threads; unloading and cancelling work meanwhile."""
+    release = threading.Event()
+    clock = Clock()
+    engine = world.engine(200, clock)
+    read = engine.pager._read
+    hanging = {ref(world, index).digest for index in range(1, 5)}
+
+    def hang(asked: AdapterRef) -> Slab:
+        if asked.digest in hanging:
+            assert release.wait(30)
+        return read(asked)
+
+    engine.pager._read = hang
+    driver = Driver(engine)
+    for index in range(1, 6):
+        driver.submit(Submit(f"v{index}", prompt(1, 4), 3, GREEDY, ref(world, index)))
+    driver.submit(Submit("base", prompt(1, 4), 3, GREEDY))
+    for _ in range(5):
+        driver.step()
+    assert list(driver.ends) == ["base"]
+    assert not engine.busy  # nothing to compute: it waits without turning
+    engine.unload(ref(world, 1).digest)
+    engine.scheduler.cancel("v1")
+    clock.now += 61
+    assert engine.busy
+    driver.finish()
+    assert sorted(driver.ends) == ["base", "v2", "v3", "v4", "v5"]
+    driver.submit(Submit("still", prompt(1, 4), 3, GREEDY, ref(world, 2)))
+    driver.finish()
+    for name in ("v2", "v3", "v4", "v5", "still"):
+        end = driver.ends[name]
+        assert isinstance(end, Failed)
+        assert "does not answer" in end.detail
+    release.set()
+    engine.pager._threads.shutdown()
+    driver.submit(Submit("at last", prompt(1, 4), 3, GREEDY, ref(world, 2)))
+    settle(driver)
+    assert driver.tokens["at last"] == world.answer(ref(world, 2), prompt(1, 4), 3)
+    engine.close()
+
+
+def test_m4_more_versions_than_the_pool_holds_wait_for_their_turn(world: World):
+    """Each needs nearly all of the pool; none fails, and all are right."""
+    with running(world, 44) as (driver, _, _):
+        requests = []
+        for turn in range(3):
+            for index, adapter in enumerate(world.refs):
+                requests.append(Submit(f"{turn}-{index}", prompt(turn, 5), 4, GREEDY, adapter))
+                driver.submit(requests[-1])
+            driver.step()
+        settle(driver)
+        for request in requests:
+            assert world.would_answer(request, driver.tokens[request.request_id])
+        assert driver.engine.pager.loads > len(ADAPTERS)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Submit("bad", [], 1, GREEDY),
+        Submit("bad", [1], 0, GREEDY),
+        Submit("bad", [-1], 1, GREEDY),
+        Submit("bad", [256], 1, GREEDY),
+        Submit("bad", [1], 1, GREEDY, fairness_weight=0.0),
+        Submit("bad", [1], 1, GREEDY, fairness_weight=float("nan")),
+        Submit("bad", [1], 1, GREEDY, first_token_s=float("nan")),
+        Submit("runs", [1], 1, GREEDY),
+        Submit("waits", [1], 1, GREEDY),
+    ],
+    ids=lambda request: f"{request.request_id}-{request.prompt}-{request.max_tokens}",
+)
+def test_r9_a_malformed_request_is_refused_at_the_door_and_the_loop_goes_on(
+    world: World, request_: Submit
+):
+    engine = world.engine(200, running_max=1)
+    commands: list[list[Command]] = [
+        [Submit("runs", prompt(1, 4), 5, GREEDY), Submit("waits", prompt(2, 4), 5, GREEDY)],
+        [request_],
+        *([] for _ in range(20)),
+        [Cancel("unknown"), Unload("unknown"), Pin("unknown"), Unpin("never pinned"), Shutdown()],
+    ]
+    said: list[Events] = []
+    serve(engine, lambda wait: commands.pop(0), said.append)
+    events = [event for batch in said for event in batch.events]
+    refused = [event for event in events if isinstance(event, Failed)]
+    assert [(end.request_id, end.code) for end in refused] == [(request_.request_id, "internal")]
+    finished = [event.request_id for event in events if isinstance(event, Finished)]
+    assert finished == ["runs", "waits"]
+    engine.close()
