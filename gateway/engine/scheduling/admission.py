@@ -146,8 +146,12 @@ class Admission:
         if len(prompt) > longest:
             detail = f"the prompt has {len(prompt)} tokens; at most {longest} fit"
             return Failed(request.request_id, "prompt_too_long", detail)
+        assert request.request_id not in self.waiting, "its id is in use"
+        assert request.request_id not in self._running, "its id is in use"
         assert prompt, "a prompt without tokens"
         assert request.max_tokens > 0, "nothing to generate"
+        assert 0 < request.fairness_weight < math.inf, "a weight that is not one"
+        assert request.first_token_s is None or not math.isnan(request.first_token_s)
         assert 0 <= min(prompt) <= max(prompt) < limits.vocab_size, "a token outside the vocabulary"
         return None
 
