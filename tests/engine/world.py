@@ -21,6 +21,7 @@ from gateway.engine.messages import (
     Submit,
     Tokens,
 )
+from gateway.engine.steplog import StepRecord
 from tests.engine.tiny import CONFIGS, save_adapter, save_model
 
 GREEDY = Sampling(temperature=0)
@@ -65,7 +66,11 @@ class World:
         self._answers: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
 
     def engine(
-        self, pages: int = 200, clock: Callable[[], float] = time.monotonic, **options: Any
+        self,
+        pages: int = 200,
+        clock: Callable[[], float] = time.monotonic,
+        log: Callable[[StepRecord], None] | None = None,
+        **options: Any,
     ) -> Engine:
         page_bytes = 2 * 2 * 4 * 2 * 16 * 4  # layers, k and v, block, KV heads, head dim, float32
         settings = EngineSettings(
@@ -74,7 +79,7 @@ class World:
             pool_mib=pages * page_bytes / 2**20,
             **{"step_tokens": 16, "running_max": 8, "threads": 1} | options,
         )
-        engine = Engine(settings, clock=clock)
+        engine = Engine(settings, log=log, clock=clock)
         assert engine.pool.total == pages
         return engine
 
