@@ -130,6 +130,10 @@ def test_row_11c_a_token_of_one_prompt_changes_nothing_of_another_in_the_batch(
         changed = prompt(1, 40)
         changed[20] = first
         other = world.refs[1] if same_adapter else world.refs[2]
+        for index in (1, 2):  # both adapters are at hand
+            driver.submit(Submit(f"warm-{index}", [5], 1, GREEDY, world.refs[index]))
+        driver.finish()
+        driver.log.clear()
         driver.submit(Submit("a", changed, 6, GREEDY, world.refs[1]))
         driver.submit(Submit("b", prompt(2, 30), 6, GREEDY, other))
         driver.finish()
