@@ -13,8 +13,8 @@ BENCHMARKS: dict[str, list[str]] = {
     "overload": ["--model", MODEL],
     "reclaim": [],
 }
-"""The modules here that have a `main(options)`, each with its options if none are given. A module is
-imported once it is asked for: not all need torch."""
+"""The modules here that have a `main(options)`, each with its options if none are given. A module
+is imported once it is asked for: not all need torch."""
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ time, fails the requests that wait for it, and no others.
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -44,9 +44,12 @@ class Resident:
         """What kernels derive from layout and pages."""
 
 
-class _Read(NamedTuple):
+class _Deadline(NamedTuple):
+    """When a read is given up; it may be over by then."""
+
+    at: float
+    digest: str
     future: Future[Slab]
-    deadline: float
 
 
 class AdapterPager:
@@ -77,7 +80,10 @@ class AdapterPager:
         self._read_s_max = read_s_max
         self._clock = clock
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="adapter-reader")
-        self._reading: dict[str, _Read] = {}
+        self._reading: dict[str, Future[Slab]] = {}
+        self._given_up: set[str] = set()  # of those, the ones that take too long
+        self._finished: deque[str] = deque()  # appended to by the reading threads
+        self._deadlines: deque[_Deadline] = deque()  # the next one first
         self._failed: dict[str, AdapterError] = {}
         self._host: OrderedDict[str, Slab] = OrderedDict()  # least recently used first
         self._host_used = 0
@@ -129,25 +135,36 @@ class AdapterPager:
     def collect(self) -> list[str]:
         """Take over what the reading threads have finished, once per iteration. Returns the
         versions that are no longer being read: they are ready, or `failure` says why not."""
-        settled = [digest for digest, read in self._reading.items() if read.future.done()]
-        for digest in settled:
-            self._take_over(digest, self._reading.pop(digest).future)
+        settled = []
+        while self._finished:
+            digest = self._finished.popleft()
+            self._given_up.discard(digest)
+            self._take_over(digest, self._reading.pop(digest))
+            settled.append(digest)
         return settled + self._give_up()
 
     @property
     def settled(self) -> bool:
         """Whether `collect` would have something to say."""
-        return any(read.future.done() for read in self._reading.values()) or bool(self._late())
+        return bool(self._finished) or self._late()
 
     def _fetch(self, ref: AdapterRef) -> None:
         digest = ref.digest
-        known = digest in self._resident or digest in self._host or digest in self._failed
-        if known or digest in self._reading:
+        if digest in self._resident or digest in self._host or digest in self._failed:
+            return
+        if digest in self._reading:
+            if digest in self._given_up:
+                self._failed[digest] = _no_answer()
             return
         self.reads += 1
-        future = self._threads.submit(self._timed_read, ref)
-        self._reading[digest] = _Read(future, self._clock() + self._read_s_max)
-        future.add_done_callback(lambda _: self._wake())
+        future = self._reading[digest] = self._threads.submit(self._timed_read, ref)
+        self._deadlines.append(_Deadline(self._clock() + self._read_s_max, digest, future))
+        future.add_done_callback(lambda _: self._report(digest))
+
+    def _report(self, digest: str) -> None:
+        """On a reading thread, mostly."""
+        self._finished.append(digest)
+        self._wake()
 
     def _timed_read(self, ref: AdapterRef) -> Slab:
         started = time.perf_counter()
@@ -168,19 +185,20 @@ class AdapterPager:
         self._drop_if_retired(digest)
 
     def _give_up(self) -> list[str]:
-        late = self._late()
-        for digest in late:
-            self._failed[digest] = AdapterError("the adapter store does not answer")
+        """Wanted versions whose reading takes too long, and whose requests don't know yet."""
+        late = []
+        while self._late():
+            _, digest, future = self._deadlines.popleft()
+            if self._reading.get(digest) is not future:
+                continue
+            self._given_up.add(digest)
+            if digest in self._wanted:
+                self._failed[digest] = _no_answer()
+                late.append(digest)
         return late
 
-    def _late(self) -> list[str]:
-        """Wanted versions whose reading takes too long, and whose requests don't know yet."""
-        now = self._clock()
-        return [
-            digest
-            for digest, read in self._reading.items()
-            if now > read.deadline and digest in self._wanted and digest not in self._failed
-        ]
+    def _late(self) -> bool:
+        return bool(self._deadlines) and self._clock() > self._deadlines[0].at
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -276,6 +294,10 @@ class AdapterPager:
         self._retired.add(digest)
         self._drop_if_retired(digest)
 
+    def retired(self, digest: str) -> bool:
+        """Whether this version was unloaded, and is only kept for those who use it still."""
+        return digest in self._retired
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -326,6 +348,10 @@ class AdapterPager:
                 leaving.append(digest)
         for digest in leaving:
             self._drop_from_host(digest)
+
+
+def _no_answer() -> AdapterError:
+    return AdapterError("the adapter store does not answer")
 
 
 def _for_tenant(digest: str, error: BaseException) -> AdapterError:

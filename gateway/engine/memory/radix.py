@@ -85,8 +85,6 @@ class RadixCache:
         it has computed in `pages`. It owns those pages; they become the cache's, and `path` and
         `pages` name what the cache has from now on: where it had the block, the sequence's own
         page is given back."""
-        if root.adapter in self._gone:
-            return
         kept = owner._replace(kind="prefix", key=root.adapter)
         for index, key in enumerate(keys):
             parent = path[-1] if path else None

@@ -53,7 +53,7 @@ class Admission:
         self._clock = clock
         self._arrivals = 0
         self._tick = 0
-        self._latest_starts: list[tuple[float, int, Sequence]] = []  # a heap
+        self._latest_starts: list[tuple[float, int, str]] = []  # a heap; (…, arrived, request id)
         self._places = limits.running_max
         self.counters = VirtualTokenCounters()
         self.waiting = WaitingQueue()
@@ -72,17 +72,22 @@ class Admission:
         if sequence.digest is not None:  # it may have been unloaded once
             self._memory.pager.remember(sequence.digest)
             self._memory.radix.remember(sequence.digest)
-        self._enter(sequence)
         self.counters.enter(sequence.key)
-        if deadline == math.inf:
+        self._enter(sequence)
+        if not sequence.has_deadline:
             return []
         latest_start = deadline - self._costs.step.seconds(sequence.pending)
-        heapq.heappush(self._latest_starts, (latest_start, sequence.arrived, sequence))
+        heapq.heappush(self._latest_starts, (latest_start, sequence.arrived, sequence.id))
         return self._refuse_the_late(sequence, now)
 
     def back(self, sequence: Sequence) -> None:
         """A running sequence was preempted, and waits again."""
         self._enter(sequence)
+
+    def start(self, sequence: Sequence) -> None:
+        """A waiting sequence begins to run."""
+        self.waiting.take(sequence.id)
+        self.counters.start(sequence.key)
 
     def leave(self, request_id: str) -> Sequence:
         """A waiting request goes for good."""
@@ -105,8 +110,11 @@ class Admission:
         pager = self._memory.pager
         for digest in pager.collect():
             failure = pager.failure(digest)
-            for sequence in self.waiting.unpark(digest):
-                if failure is not None:
+            for sequence in self.waiting.parked(digest):
+                if failure is None:
+                    self.waiting.take(sequence.id)
+                    self._wait(sequence)
+                else:
                     self.leave(sequence.id)
                     events.append(Failed(sequence.id, "adapter_failed", str(failure)))
         return events + self._expired()
@@ -114,13 +122,20 @@ class Admission:
     def _enter(self, sequence: Sequence) -> None:
         adapter = sequence.request.adapter
         if adapter is None:
-            self.waiting.push(sequence)
+            self._wait(sequence)
             return
         pager = self._memory.pager
         pager.want(adapter)
         # one whose adapter is known to be bad is told so when its turn comes
-        reading = not pager.ready(adapter) and pager.failure(adapter.digest) is None
-        self.waiting.push(sequence, parked=reading)
+        if not pager.ready(adapter) and pager.failure(adapter.digest) is None:
+            self.waiting.push(sequence, parked=True)
+        else:
+            self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        """For a turn, and nothing else."""
+        self.counters.wait(sequence.key, self.waiting.ready_keys)
+        self.waiting.push(sequence)
 
     def _refuse(self, request: Submit) -> Failed | None:
         limits, prompt = self._limits, request.prompt
@@ -131,8 +146,12 @@ class Admission:
         if len(prompt) > longest:
             detail = f"the prompt has {len(prompt)} tokens; at most {longest} fit"
             return Failed(request.request_id, "prompt_too_long", detail)
+        assert request.request_id not in self.waiting, "its id is in use"
+        assert request.request_id not in self._running, "its id is in use"
         assert prompt, "a prompt without tokens"
         assert request.max_tokens > 0, "nothing to generate"
+        assert 0 < request.fairness_weight < math.inf, "a weight that is not one"
+        assert request.first_token_s is None or not math.isnan(request.first_token_s)
         assert 0 <= min(prompt) <= max(prompt) < limits.vocab_size, "a token outside the vocabulary"
         return None
 
@@ -253,8 +272,9 @@ class Admission:
         now = self._clock()
         events: list[Event] = []
         while self._latest_starts and self._latest_starts[0][0] < now:
-            _, _, sequence = heapq.heappop(self._latest_starts)
-            if sequence.id in self.waiting and sequence.admitted < 0:
+            _, arrived, request_id = heapq.heappop(self._latest_starts)
+            sequence = self.waiting.get(request_id)
+            if sequence and sequence.arrived == arrived and sequence.admitted < 0:
                 self.leave(sequence.id)
                 events.append(self._late(sequence, now + self._costs.step.mean_s))
         return events

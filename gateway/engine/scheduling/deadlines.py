@@ -100,27 +100,36 @@ def too_late(
 ) -> list[Late]:
     """Which of the newcomer's tenant's waiting requests (the newcomer is among them) to refuse, so
     that its others come in time. Other tenants' requests are never touched: it is their turn
-    that fairness protects, and each answers for its own load."""
+    that fairness protects, and each answers for its own load. Nor are those that have no
+    deadline, or ran before."""
+
+    def until_late(own: Seq[Sequence]) -> list[Late]:
+        """The tenant's own that have a deadline, in order, up to the first that is late."""
+        found: list[Late] = []
+        order = fair_order({**lines, newcomer.key: own}, served, expected)
+        for sequence, wait_s in forecast.first_tokens(running, order):
+            if sequence.key == newcomer.key and sequence.admitted < 0 and sequence.has_deadline:
+                found.append(Late(sequence, wait_s))
+            if (found and is_late(found[-1])) or sequence is newcomer:  # the last of its line
+                break
+        return found
+
+    def is_late(item: Late) -> bool:
+        return now + item.wait_s > item.sequence.deadline
+
     refused: list[Late] = []
     own = list(lines[newcomer.key])
-    lines = {**lines, newcomer.key: own}
-    for _ in range(DROPS_MAX):
-        ahead: list[Late] = []
-        late = False
-        order = fair_order(lines, served, expected)
-        for sequence, wait_s in forecast.first_tokens(running, order):
-            if sequence.key != newcomer.key:
-                continue
-            ahead.append(Late(sequence, wait_s))
-            late = now + wait_s > sequence.deadline
-            if late or sequence is newcomer:  # it is the last of its line
-                break
-        if not late:
-            break
-        candidates = [item for item in ahead if item.sequence.admitted < 0]
-        if not candidates:
-            break
-        costliest = max(candidates, key=lambda item: forecast.service_s(item.sequence))
+    ahead = until_late(own)
+    while ahead and is_late(ahead[-1]) and len(refused) < DROPS_MAX:
+        late = ahead[-1]
+        costliest = max(ahead, key=lambda item: forecast.service_s(item.sequence))
+        rest = [sequence for sequence in own if sequence is not costliest.sequence]
+        ahead = until_late(rest)
+        if ahead and ahead[-1].sequence is late.sequence and is_late(ahead[-1]):
+            # it would be late even so; then at least nobody else goes for it
+            costliest = late
+            rest = [sequence for sequence in own if sequence is not late.sequence]
+            ahead = until_late(rest)
         refused.append(costliest)
-        own.remove(costliest.sequence)
+        own = rest
     return refused

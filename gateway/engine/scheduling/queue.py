@@ -28,6 +28,9 @@ class WaitingQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
+    def get(self, request_id: str) -> Sequence | None:
+        return self._by_id.get(request_id)
+
     def __iter__(self) -> Iterator[Sequence]:
         return iter(list(self._by_id.values()))
 
@@ -44,12 +47,9 @@ class WaitingQueue:
         self.take(sequence.id)
         self.push(sequence, parked=True)
 
-    def unpark(self, digest: str) -> list[Sequence]:
-        """Those that waited for this adapter are ready. Returns them."""
-        ready = list(self._parked.pop(digest, {}).values())
-        for sequence in ready:
-            self._ready.setdefault(sequence.key, _Line()).add(sequence)
-        return ready
+    def parked(self, digest: str) -> list[Sequence]:
+        """Those that wait for this adapter to be read."""
+        return list(self._parked.get(digest, {}).values())
 
     def take(self, request_id: str) -> Sequence:
         sequence = self._by_id.pop(request_id)

@@ -167,7 +167,7 @@ class Scheduler:
         """From the queue to the running ones: with what the cache has of it, with its adapter
         leased, and with pages for the rest of its prompt."""
         pool, pager, radix, supply = self._memory
-        self.waiting.take(sequence.id)
+        self._admission.start(sequence)
         sequence.prefix = self._admission.prefix(sequence)
         radix.lock(sequence.prefix)
         sequence.pages = [block.page for block in sequence.prefix]
@@ -220,6 +220,8 @@ class Scheduler:
         known = len(sequence.prefix)
         if sequence.root is None or len(keys) <= known:
             return
+        if sequence.digest is not None and self._memory.pager.retired(sequence.digest):
+            return  # nobody will ask for it again
         pages = sequence.pages[known:full]
         self._memory.radix.insert(
             sequence.prefix, keys[known:], pages, sequence.owner, sequence.root
@@ -227,10 +229,11 @@ class Scheduler:
         sequence.pages[known:full] = pages
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the queue, to compute again what the cache does not keep."""
+        """Back to the queue, to compute again what the cache does not keep. It asks for its adapter
+        before it lets go of it: a version that was unloaded meanwhile could not be read again."""
+        self._admission.back(sequence)
         self._stop(sequence, sound=True)
         sequence.computed = 0
-        self._admission.back(sequence)
         self.preemptions += 1
 
     def _stop(self, sequence: Sequence, sound: bool) -> None:

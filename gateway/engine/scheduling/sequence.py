@@ -83,6 +83,10 @@ class Sequence:
         return self.request.fairness_key
 
     @property
+    def has_deadline(self) -> bool:
+        return self.deadline < math.inf
+
+    @property
     def pending(self) -> int:
         return len(self.tokens) - self.computed
 

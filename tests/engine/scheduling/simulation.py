@@ -1,7 +1,7 @@
 """The scheduler over a pool without bytes, on a clock of its own: no model, every token is 0."""
 
 import random
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -66,6 +66,7 @@ class Simulation:
         lengths: OutputLengths | None = None,
         step_s: Callable[[int], float] = lambda tokens: 0.1,
         adapter_pages: int = 4,
+        block_tokens: int = BLOCK,
         namespace: Callable[[Ask], str | None] = lambda ask: None,
         checked: bool = True,
     ) -> None:
@@ -75,7 +76,9 @@ class Simulation:
         self._step_s = step_s
         self._checked = checked
         self._namespace = namespace
-        buffer = PageBuffer(pages, KvShape(1, BLOCK, 1, 2), torch.float32, "cpu")
+        self._read = threading.Semaphore(0)
+        self._reads = 0
+        buffer = PageBuffer(pages, KvShape(1, block_tokens, 1, 2), torch.float32, "cpu")
         page = buffer.shape.page_elements
         projections = dict.fromkeys(TARGETS, (page // 2, page // 2))
         layout = RowLayout.plan({(0, "o_proj"): TargetRank(adapter_pages, 1.0)}, projections, page)
@@ -88,7 +91,7 @@ class Simulation:
             buffer,
             lambda ref: slab,
             host_bytes=2**40,
-            wake=lambda: None,
+            wake=self._read.release,
             costs=self.costs,
             read_s_max=float("inf"),
             clock=lambda: self.now,
@@ -96,7 +99,7 @@ class Simulation:
         self.radix = RadixCache(self.pool, reclaim, lambda: 0.01)
         supply = PageSupply(self.pool, self.pager, self.radix, reclaim)
         self.scheduler = Scheduler(
-            Limits(4096, 10, BLOCK, step_tokens, running_max, waiting_max=100_000),
+            Limits(4096, 10, block_tokens, step_tokens, running_max, waiting_max=100_000),
             Memory(self.pool, self.pager, self.radix, supply),
             lengths or ObservedLengths(),
             self.costs,
@@ -149,14 +152,12 @@ class Simulation:
             )
         )
         self._record(events)
-        while adapter is not None and not (self.pager.ready(adapter) or self.pager.settled):
-            pass  # the simulated store takes no time
+        self._wait_for_reads()
         return name
 
     def step(self) -> Plan:
         plan = self.scheduler.plan()
-        if not self.scheduler.busy:
-            time.sleep(0.0001)  # the reading thread's turn
+        self._wait_for_reads()
         self.steps += 1
         self.fill.append(sum(item.length for item in plan.slices))
         self.concurrency.append(len(self.scheduler.running))
@@ -179,6 +180,12 @@ class Simulation:
         while self.scheduler.waiting or self.scheduler.running:
             self.step()
             assert self.steps < steps_max, "the scheduler does not come to an end"
+
+    def _wait_for_reads(self) -> None:
+        """The simulated store takes no time."""
+        while self._reads < self.pager.reads:
+            self._read.acquire()
+            self._reads += 1
 
     def _token(self, name: str, generated: int) -> int:
         ask = self.asks[name]
