@@ -4,10 +4,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import decode
+from benchmarks import decode, invariance
 
 MODEL = Path(".loragate/models/smollm2-135m-instruct-q4_1.gguf")
-BENCHMARKS: dict[str, Callable[[list[str]], None]] = {"decode": decode.main}
+BENCHMARKS: dict[str, Callable[[list[str]], None]] = {
+    "decode": decode.main,
+    "invariance": invariance.main,
+}
 
 
 def main() -> None:

@@ -132,7 +132,8 @@ class Tiny:
 
     @staticmethod
     def _page_bytes(dtype: str) -> int:
-        return 2 * 2 * 4 * 2 * 16 * getattr(torch, dtype).itemsize
+        itemsize: int = getattr(torch, dtype).itemsize
+        return 2 * 2 * 4 * 2 * 16 * itemsize  # layers, k and v, block, KV heads, head dim
 
     def trial(self, seed: int, ref: AdapterRef | None) -> tuple[list[int], Recorder]:
         draw = random.Random(seed)
@@ -188,7 +189,7 @@ def test_all_logits_of_a_request_have_the_same_bits_in_any_company(
 @pytest.fixture(scope="module")
 def smol(base_model: Path) -> Iterator[dict[str, Engine]]:
     engines = {
-        mode: Engine(EngineSettings(model=str(base_model), pool_mib=64, batch_invariant=mode))  # type: ignore[arg-type]  # a literal
+        mode: Engine(EngineSettings(model=str(base_model), pool_mib=64, batch_invariant=mode))
         for mode in ("auto", "off")
     }
     yield engines

@@ -291,7 +291,7 @@ def test_rows_of_rms_norm_have_the_same_bits_for_any_number_of_rows(width: int, 
 
 
 def test_exp_of_the_softmax_is_within_two_ulp():
-    @njit
+    @njit  # type: ignore[untyped-decorator]  # numba has no types
     def run(row: Any) -> float:
         return softmax(row, 0, 0, len(row))  # type: ignore[no-any-return]
 
