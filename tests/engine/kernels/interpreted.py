@@ -137,6 +137,19 @@ def test_a_token_has_the_same_bits_however_many_are_computed_with_it(
             assert torch.equal(got, expected[start : start + tokens])
 
 
+def test_splits_are_joined_in_the_same_order_wherever_a_window_begins():
+    """The last tokens see the keys from split 1 on alone, from split 0 on in a tile with the
+    first; with 18 splits, more than are joined at a time, that would show."""
+    case = attention_case([(4350, 8)], 2, 1, 16, 16, torch.float32)
+    (whole,) = case.spans
+    cache = case.buffer.kv_layers[1]
+    reference.write_kv(case.k_TKE, case.v_TKE, cache, case.page_T, case.slot_T)
+    attend = gpu_invariant.paged_attention
+    expected = attend(case.q_THE, cache, case.spans, case.scale, 4100)
+    alone = Work([AttentionSpan(0, 1, 4358, whole.pages)])
+    assert torch.equal(attend(case.q_THE[7:], cache, alone, case.scale, 4100), expected[7:])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("columns", "width"), [(50, 40), (160, 192), (8, 1000)])
 def test_linear(columns: int, width: int, dtype: torch.dtype):
