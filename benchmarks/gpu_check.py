@@ -83,14 +83,21 @@ def main() -> None:
     options = parser.parse_args()
     if options.dry:
         use_interpreter()
-        _judge(check(choose("cuda"), "cpu", [SMALL, ODD], [torch.float32, torch.bfloat16]))
+        _judge(
+            check(
+                choose("cuda", batch_invariant=False),
+                "cpu",
+                [SMALL, ODD],
+                [torch.float32, torch.bfloat16],
+            )
+        )
         return
     if not torch.cuda.is_available():
         sys.exit(
             f"gpu_check needs a CUDA GPU, and torch {torch.__version__} sees none here. "
             "`--dry` compares the kernels with the reference without one."
         )
-    kernels = choose("cuda")
+    kernels = choose("cuda", batch_invariant=False)
     dtypes = [torch.float32, torch.bfloat16, torch.float16]
     errors = check(kernels, "cuda", [SMALL, ODD, LLAMA], dtypes)
     bandwidth = memory_bandwidth()

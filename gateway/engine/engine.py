@@ -50,6 +50,7 @@ class Engine:
     ) -> None:
         _use_threads(settings.threads or _cores())
         self.device = _device(settings.device)
+        self.batch_invariant = _batch_invariant(settings.batch_invariant, self.device)
         dtype = _dtype(settings.dtype, self.device)
         path = Path(settings.model)
         config, loaded, digest = weights.load(path, dtype)
@@ -122,7 +123,7 @@ class Engine:
             loaded,
             Rope(config, limits.context_tokens, self.device),
             buffer,
-            kernels.choose(self.device),
+            kernels.choose(self.device, self.batch_invariant),
         )
         warm_up(self._decoder, self.info.targets)
         self._block_tokens = settings.block_tokens
@@ -255,6 +256,10 @@ def _device(asked: str) -> str:
     if asked == "cuda" and not torch.cuda.is_available():
         raise ModelError("engine.device = cuda, but torch sees no CUDA device")
     return asked
+
+
+def _batch_invariant(asked: str, device: str) -> bool:
+    return device == "cpu" if asked == "auto" else asked == "on"
 
 
 def _dtype(asked: str, device: str) -> torch.dtype:

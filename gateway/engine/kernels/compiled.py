@@ -1,183 +1,265 @@
-"""The loops behind `cpu`, compiled by Numba.
+"""The loops behind `cpu`, compiled by Numba around the vector code of `tiles`.
 
-Elements of the pool are float32, or bfloat16 read as uint16 and widened; everything else is
-float32. Sums run over a row in one order that only the row's length decides.
+Arrays are flat. Elements of the pool are float32, or bfloat16 as uint16; everything else is
+float32. A row's sums run in one order that only its own length decides: neither the rest of the
+batch nor the number of threads changes a bit of it. Nothing here has fast-math: it would leave
+the order to the compiler.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, prange, types
-from numba.extending import intrinsic, overload
+from numba import njit, prange
 
-TILE_COLUMNS = 4096
-"""Of an output: as much as stays in a core's first cache while the rank rows are added to it."""
-FAST = {"reassoc", "contract", "nsz"}
-"""Lets sums be split over vector lanes; NaN and Inf still come through: callers look for them."""
-
-loop: Callable[[Callable[..., Any]], Callable[..., Any]] = njit(
-    fastmath=FAST, parallel=True, nogil=True, cache=True
+from gateway.engine.kernels.tiles import (
+    LANES,
+    TILE,
+    dots,
+    outer,
+    silu_times,
+    softmax,
+    transpose,
 )
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+loop: Decorator = njit(parallel=True, nogil=True, cache=True)
+piece: Decorator = njit(nogil=True, cache=True)
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
-def _float_of_bits(_context: Any, bits: Any) -> Any:
-    def generate(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-def _widen(value: Any) -> Any:
-    raise NotImplementedError("compiled only")
+WIDE = TILE * LANES
+"""Columns of a tile of `outer`."""
+EXPAND_COLUMNS = 4096
+"""Of a work item: one adapter's part of a vocabulary gives work to all threads."""
+LINEAR_COLUMNS = 32
+"""Of one work item: few enough that threads get equal shares, and that their rows of the weight
+stay in the second-level cache."""
 
 
-@overload(_widen, inline="always")  # type: ignore[untyped-decorator]
-def _widen_by_type(value: Any) -> Any:
-    def bfloat16(value: Any) -> Any:
-        return _float_of_bits(np.uint32(value) << np.uint32(16))
+@piece
+def _dot_rows(
+    x: Any,
+    x_at: int,
+    x_step: int,
+    x_rows: int,
+    w: Any,
+    w_at: Any,
+    first: int,
+    w_rows: int,
+    width: int,
+    out: Any,
+    out_at: int,
+    out_step: int,
+) -> None:
+    """out[m, n] = x[m] · w[n] for any numbers of rows; those of w begin at w_at[first:]."""
+    x_whole, w_whole = x_rows // TILE * TILE, w_rows // TILE * TILE
+    for m in range(0, x_whole, TILE):
+        at, to = x_at + m * x_step, out_at + m * out_step
+        for n in range(0, w_whole, TILE):
+            dots(TILE, TILE, x, at, x_step, w, w_at, first + n, width, out, to + n, out_step)
+    for m in range(x_rows):
+        at, to = x_at + m * x_step, out_at + m * out_step
+        if m >= x_whole:
+            for n in range(0, w_whole, TILE):
+                dots(1, TILE, x, at, x_step, w, w_at, first + n, width, out, to + n, out_step)
+        for n in range(w_whole, w_rows):
+            dots(1, 1, x, at, x_step, w, w_at, first + n, width, out, to + n, out_step)
 
-    def float32(value: Any) -> Any:
-        return value
 
-    return bfloat16 if value == types.uint16 else float32
+@piece
+def _add_outer(
+    x: Any,
+    x_at: int,
+    x_step: int,
+    rows: int,
+    w: Any,
+    w_at: Any,
+    start: int,
+    stop: int,
+    width: int,
+    out: Any,
+    out_at: int,
+    out_step: int,
+) -> None:
+    """out[m, :width] += Σ x[m, k] · w[k, :width]; the rows of w begin at w_at[start:stop], their
+    x at x_at."""
+    whole = rows // TILE * TILE
+    x_at -= start
+    for c in range(0, width, WIDE):
+        w_c, left = w[c:], width - c
+        for m in range(0, whole, TILE):
+            outer(TILE, TILE, 1, x, x_at + m * x_step, x_step, w_c, w_at, 0, start, stop, out,
+                  out_at + m * out_step + c, out_step, left)  # fmt: skip
+        for m in range(whole, rows):
+            outer(1, TILE, 1, x, x_at + m * x_step, x_step, w_c, w_at, 0, start, stop, out,
+                  out_at + m * out_step + c, out_step, left)  # fmt: skip
+
+
+@loop
+def linear(x: Any, w: Any, bias: Any, rows: int, columns: int, width: int, out: Any) -> None:
+    """out[m, n] = x[m] · w[n] + bias[n]; an empty bias is none."""
+    for block in prange((columns + LINEAR_COLUMNS - 1) // LINEAR_COLUMNS):
+        first = block * LINEAR_COLUMNS
+        count = min(LINEAR_COLUMNS, columns - first)
+        w_at = np.arange(first, first + count) * width
+        _dot_rows(x, 0, width, rows, w, w_at, 0, count, width, out, first, columns)
+        if len(bias):
+            for m in range(rows):
+                for n in range(first, first + count):
+                    out[m * columns + n] += bias[n]
 
 
 @loop
 def shrink(
-    x_TD: Any,
-    pages_NP: Any,
-    start_S: Any,
-    stop_S: Any,
-    first_S: Any,
-    rank_S: Any,
-    page_X: Any,
-    offset_X: Any,
+    x: Any,
+    width: int,
+    pool: Any,
+    start_U: Any,
+    stop_U: Any,
+    first_U: Any,
+    rank_U: Any,
+    at_X: Any,
     scale_X: Any,
     out_TR: Any,
 ) -> None:
-    """out[t, r] = scale_r · x_t · A_r for the tokens of each segment."""
-    width = x_TD.shape[1]
-    for s in prange(len(start_S)):
-        for r in range(rank_S[s]):
-            entry = first_S[s] + r
-            offset = offset_X[entry]
-            a_D = pages_NP[page_X[entry], offset : offset + width]
-            for t in range(start_S[s], stop_S[s]):
-                x_D = x_TD[t]
-                total = np.float32(0)
-                for d in range(width):
-                    total += x_D[d] * _widen(a_D[d])
-                out_TR[t, r] = total * scale_X[entry]
-
-
-@loop
-def gather(
-    tokens_T: Any,
-    pages_NP: Any,
-    start_S: Any,
-    stop_S: Any,
-    first_S: Any,
-    rank_S: Any,
-    page_X: Any,
-    offset_X: Any,
-    scale_X: Any,
-    out_TR: Any,
-) -> None:
-    """out[t, r] = scale_r · A_r[token of t] for the tokens of each segment."""
-    for s in prange(len(start_S)):
-        for r in range(rank_S[s]):
-            entry = first_S[s] + r
-            page, offset = page_X[entry], offset_X[entry]
-            for t in range(start_S[s], stop_S[s]):
-                out_TR[t, r] = _widen(pages_NP[page, offset + tokens_T[t]]) * scale_X[entry]
+    """out[t, r] = scale_r · x_t · A_r for the tokens of each unit."""
+    step = out_TR.shape[1]
+    out = out_TR.reshape(-1)
+    for u in prange(len(start_U)):
+        start, tokens, rank = start_U[u], stop_U[u] - start_U[u], rank_U[u]
+        _dot_rows(
+            x, start * width, width, tokens, pool, at_X, first_U[u], rank, width, out,
+            start * step, step,
+        )  # fmt: skip
+        for t in range(start, stop_U[u]):
+            for r in range(rank):
+                out_TR[t, r] *= scale_X[first_U[u] + r]
 
 
 @loop
 def expand(
     shrunk_TR: Any,
-    pages_NP: Any,
-    start_S: Any,
-    stop_S: Any,
-    first_S: Any,
-    rank_S: Any,
-    page_X: Any,
-    offset_X: Any,
+    pool: Any,
+    start_U: Any,
+    stop_U: Any,
+    first_U: Any,
+    rank_U: Any,
+    at_X: Any,
     column_X: Any,
     width_X: Any,
-    y_TC: Any,
+    y: Any,
+    y_width: int,
 ) -> None:
-    """y[t, column:] += shrunk[t, r] · B_r for the tokens of each segment."""
-    tiles = (y_TC.shape[1] + TILE_COLUMNS - 1) // TILE_COLUMNS
-    for unit in prange(len(start_S) * tiles):
-        s, first = unit // tiles, unit % tiles * TILE_COLUMNS
-        for r in range(rank_S[s]):
-            entry = first_S[s] + rank_S[s] + r
-            width = min(width_X[entry] - first, TILE_COLUMNS)
-            offset, column = offset_X[entry] + first, column_X[entry] + first
-            b_C = pages_NP[page_X[entry], offset : offset + width]
-            for t in range(start_S[s], stop_S[s]):
-                h = shrunk_TR[t, r]
-                y_C = y_TC[t, column : column + width]
-                for c in range(width):
-                    y_C[c] += h * _widen(b_C[c])
+    """y[t, column:] += shrunk[t, r] · B_r for the tokens of each unit, rank rows in order."""
+    step = shrunk_TR.shape[1]
+    shrunk = shrunk_TR.reshape(-1)
+    tiles = (y_width + EXPAND_COLUMNS - 1) // EXPAND_COLUMNS
+    for item in prange(len(start_U) * tiles):
+        u, skipped = item // tiles, item % tiles * EXPAND_COLUMNS
+        start, tokens, rank = start_U[u], stop_U[u] - start_U[u], rank_U[u]
+        first = first_U[u] + rank
+        r = 0
+        while r < rank:
+            column = column_X[first + r]
+            stop = r + 1
+            while stop < rank and column_X[first + stop] == column:
+                stop += 1
+            width = min(width_X[first + r] - skipped, EXPAND_COLUMNS)
+            if width > 0:
+                _add_outer(
+                    shrunk, start * step + r, step, tokens, pool[skipped:], at_X, first + r,
+                    first + stop, width, y, start * y_width + column + skipped, y_width,
+                )  # fmt: skip
+            r = stop
 
 
 @loop
-def decode_attention(
-    q_THE: Any,
+def attention(
+    q: Any,
+    heads: int,
+    head_dim: int,
     pool: Any,
     layer_offset: int,
     page_stride: int,
     block_tokens: int,
     kv_heads: int,
-    row_S: Any,
-    context_S: Any,
-    first_S: Any,
+    row_U: Any,
+    tokens_U: Any,
+    position_U: Any,
+    first_page_U: Any,
+    kv_head_U: Any,
     page_Y: Any,
     scale: Any,
     window: int,
-    out_THE: Any,
+    out: Any,
 ) -> None:
-    """Attention of one query row over the whole context of its sequence, softmax in two passes."""
-    group, width = q_THE.shape[1] // kv_heads, q_THE.shape[2]
-    values_offset = block_tokens * kv_heads * width
-    for unit in prange(len(row_S) * kv_heads):
-        s, kv_head = unit // kv_heads, unit % kv_heads
-        context, row = context_S[s], row_S[s]
-        first = max(0, context - window)
-        scores = np.empty((group, context), dtype=np.float32)
-        largest = np.full(group, -np.inf, dtype=np.float32)
-        for position in range(first, context):
-            page = page_Y[first_S[s] + position // block_tokens]
-            slot = (position % block_tokens) * kv_heads + kv_head
-            base = layer_offset + page * page_stride + slot * width
-            key = pool[base : base + width]
-            for g in range(group):
-                q = q_THE[row, kv_head * group + g]
-                total = np.float32(0)
-                for e in range(width):
-                    total += q[e] * _widen(key[e])
-                score = total * scale
-                scores[g, position] = score
-                # not max(): a NaN must come through
-                if not score <= largest[g]:
-                    largest[g] = score
-        sums = np.zeros((group, width), dtype=np.float32)
-        weights = np.zeros(group, dtype=np.float32)
-        for position in range(first, context):
-            page = page_Y[first_S[s] + position // block_tokens]
-            slot = (position % block_tokens) * kv_heads + kv_head
-            base = layer_offset + page * page_stride + values_offset + slot * width
-            value = pool[base : base + width]
-            for g in range(group):
-                weight = np.exp(scores[g, position] - largest[g])
-                weights[g] += weight
-                for e in range(width):
-                    sums[g, e] += weight * _widen(value[e])
-        for g in range(group):
-            out = out_THE[row, kv_head * group + g]
-            for e in range(width):
-                out[e] = sums[g, e] / weights[g]
+    """Attention of a few tokens of a sequence that follow one another, with the query heads of one
+    KV head. Softmax in two passes; each row counts its keys from position 0, whatever its tile."""
+    group = heads // kv_heads
+    values = pool[block_tokens * kv_heads * head_dim :]
+    padded_dim = (head_dim + LANES - 1) // LANES * LANES
+    for u in prange(len(row_U)):
+        tokens, position = tokens_U[u], position_U[u]
+        rows = tokens * group
+        q_at = row_U[u] * heads * head_dim + kv_head_U[u] * group * head_dim
+        scaled = np.empty(rows * head_dim, dtype=np.float32)
+        for m in range(rows):
+            at = q_at + m // group * heads * head_dim + m % group * head_dim
+            for e in range(head_dim):
+                scaled[m * head_dim + e] = q[at + e] * scale
+
+        # keys from `first` up to the last token's own; the first that any token sees is `seen`
+        stop = position + tokens
+        seen = max(0, position - window + 1)
+        first = seen // LANES * LANES
+        count = stop - first
+        padded = (count + LANES - 1) // LANES * LANES
+        key_at = np.empty(padded, dtype=np.int64)
+        page, slot = seen // block_tokens, seen % block_tokens
+        for key in range(seen, stop):
+            key_at[key - first] = (
+                layer_offset
+                + page_Y[first_page_U[u] + page] * page_stride
+                + (slot * kv_heads + kv_head_U[u]) * head_dim
+            )
+            slot += 1
+            if slot == block_tokens:
+                page, slot = page + 1, 0
+        # what fills the vectors up is computed, but never looked at
+        key_at[: seen - first] = key_at[seen - first]
+        key_at[count:] = key_at[count - 1]
+
+        scores = np.empty(rows * padded, dtype=np.float32)
+        turned = np.empty(padded_dim * WIDE, dtype=np.float32)
+        whole = rows // TILE * TILE
+        for key in range(0, padded, WIDE):
+            left = padded - key
+            for k in range(0, min(WIDE, left), LANES):
+                transpose(pool, key_at, key + k, head_dim, turned, k, WIDE)
+            for m in range(0, whole, TILE):
+                outer(TILE, TILE, 0, scaled, m * head_dim, head_dim, turned, 0, WIDE, 0, head_dim,
+                      scores, m * padded + key, padded, left)  # fmt: skip
+            for m in range(whole, rows):
+                outer(1, TILE, 0, scaled, m * head_dim, head_dim, turned, 0, WIDE, 0, head_dim,
+                      scores, m * padded + key, padded, left)  # fmt: skip
+
+        denominators = np.empty(rows, dtype=np.float32)
+        for m in range(rows):
+            own = position + m // group
+            low, high = max(0, own - window + 1) - first, own + 1 - first
+            denominators[m] = softmax(scores, m * padded, low, high)
+            scores[m * padded + seen - first : m * padded + low] = 0
+            scores[m * padded + high : m * padded + count] = 0
+        sums = np.zeros(rows * head_dim, dtype=np.float32)
+        _add_outer(scores, seen - first, padded, rows, values, key_at, seen - first, count,
+                   head_dim, sums, 0, head_dim)  # fmt: skip
+        for m in range(rows):
+            at = q_at + m // group * heads * head_dim + m % group * head_dim
+            for e in range(head_dim):
+                out[at + e] = sums[m * head_dim + e] / denominators[m]
+
+
+@loop
+def silu_times_up(x: Any, rows: int, width: int, out: Any) -> None:
+    """out[t] = silu(x[t, :width]) · x[t, width:]."""
+    for t in prange(rows):
+        silu_times(x, 2 * t * width, (2 * t + 1) * width, width, out, t * width)

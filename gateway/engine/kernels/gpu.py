@@ -7,13 +7,16 @@ device, so a new rank or mix compiles nothing, and a row is always summed in the
 from gateway.engine.kernels.gpu_attention import paged_attention, write_kv
 from gateway.engine.kernels.gpu_lora import lora_expand, lora_gather, lora_shrink
 from gateway.engine.kernels.gpu_rows import rms_norm, rotate
+from gateway.engine.kernels.reference import linear, silu_times_up
 
 __all__ = [
+    "linear",
     "lora_expand",
     "lora_gather",
     "lora_shrink",
     "paged_attention",
     "rms_norm",
     "rotate",
+    "silu_times_up",
     "write_kv",
 ]

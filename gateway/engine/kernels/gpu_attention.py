@@ -4,8 +4,8 @@ Two passes. `_attend` takes a tile of a sequence's tokens, all query heads of on
 split of the keys, with an online softmax (FlashAttention, arXiv 2205.14135; split over keys as in
 FlashDecoding); `_merge` joins a token's splits. Tiles and splits of keys begin at fixed positions
 of the sequence, so the order in which a token's keys are summed does not depend on what else is in
-the batch, nor on how its prompt was cut into chunks. (In 16 bits a prompt's token that is computed
-alone is summed in the shorter splits of decoding; in float32 there is one tiling for all.)
+the batch, nor on how its prompt was cut into chunks. (In 16 bits `paged_attention` sums a prompt's
+token that is computed alone in the shorter splits of decoding; `one_tile_attention` does not.)
 
     keys of a sequence   │ split 0          │ split 1          │ split 2 …
     tile of tokens                                    ■■■■■■■■■■
@@ -49,6 +49,9 @@ DECODE = Tile(16, 64, 256, 3)
 FLOAT32 = Tile(16, 16, 256, 2)
 """For prefill and decode alike: exactness is what float32 is for, and larger tiles of it don't
 fit the registers."""
+ONE = Tile(64, 64, 256, 3)
+"""For prefill and decode alike in 16 bits: its splits are short, so that a decode keeps many
+multiprocessors busy; a prompt pays for them with more to merge."""
 MERGE_SPLITS = 16
 
 ITEM = tl.constexpr(ITEM_ENTRIES)
@@ -115,10 +118,33 @@ def paged_attention(
     window: int | None,
 ) -> Tensor:
     """Causal attention of each span's tokens over all KV of its sequence. Returns (T, H, E)."""
-    wide = q_THE.dtype == torch.float32
+    prefill, decode = (FLOAT32, FLOAT32) if q_THE.dtype == torch.float32 else (PREFILL, DECODE)
+    return _attention(q_THE, cache_N2BKE, spans, scale, window, prefill, decode)
+
+
+def one_tile_attention(
+    q_THE: Tensor,
+    cache_N2BKE: Tensor,
+    spans: Work[AttentionSpan],
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """The same; a token's bits don't depend on which tokens are computed with it."""
+    tile = FLOAT32 if q_THE.dtype == torch.float32 else ONE
+    return _attention(q_THE, cache_N2BKE, spans, scale, window, tile, tile)
+
+
+def _attention(
+    q_THE: Tensor,
+    cache_N2BKE: Tensor,
+    spans: Work[AttentionSpan],
+    scale: float,
+    window: int | None,
+    prefill: Tile,
+    decode: Tile,
+) -> Tensor:
     group = q_THE.shape[1] // cache_N2BKE.shape[3]
-    prefill = _holding(group, FLOAT32 if wide else PREFILL)
-    decode = _holding(group, FLOAT32 if wide else DECODE)
+    prefill, decode = _holding(group, prefill), _holding(group, decode)
     work = spans.derive(Spans).work(
         window,
         Tiling(prefill.rows // group, prefill.split_keys),
@@ -274,18 +300,20 @@ def _merge(
     BLOCK_S: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """One head of one token: its splits, each weighted by its share of the denominator."""
+    """One head of one token: its splits, each weighted by its share of the denominator. Which
+    splits are added up together depends on their places in the sequence only."""
     at, head = merges + tl.program_id(0) * MERGE, tl.program_id(1)
     kv_heads = tl.num_programs(1) // G
-    token, first, splits, row = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+    token, base, row = tl.load(at), tl.load(at + 1), tl.load(at + 4)
+    first, stop = tl.load(at + 2).to(tl.int32), tl.load(at + 3).to(tl.int32)
     e = tl.arange(0, BLOCK_E)
     max_ = tl.full([], float("-inf"), tl.float32)
     denominator = tl.zeros([], tl.float32)
     sum_E = tl.zeros([BLOCK_E], tl.float32)
-    for split in range(0, splits.to(tl.int32), BLOCK_S):
+    for split in range(first // BLOCK_S * BLOCK_S, stop, BLOCK_S):
         split_S = split + tl.arange(0, BLOCK_S)
-        live_S = split_S < splits
-        row_S = ((first + split_S) * kv_heads + head // G) * M + row * G + head % G
+        live_S = (split_S >= first) & (split_S < stop)
+        row_S = ((base + split_S) * kv_heads + head // G) * M + row * G + head % G
         max_S = tl.load(stats + row_S * 2, mask=live_S, other=float("-inf"))
         sum_S = tl.load(stats + row_S * 2 + 1, mask=live_S, other=0.0)
         sums_SE = tl.load(
@@ -294,9 +322,9 @@ def _merge(
             other=0.0,
         )
         new_max = tl.maximum(max_, tl.max(max_S, axis=0))
-        base = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weight_S = tl.exp2(max_S - base)
-        shrink = tl.exp2(max_ - base)
+        origin = tl.where(new_max == float("-inf"), 0.0, new_max)
+        weight_S = tl.exp2(max_S - origin)
+        shrink = tl.exp2(max_ - origin)
         denominator = denominator * shrink + tl.sum(weight_S * sum_S, axis=0)
         sum_E = sum_E * shrink + tl.sum(weight_S[:, None] * sums_SE, axis=0)
         max_ = new_max

@@ -12,7 +12,7 @@ from gateway.engine.kernels.gpu_upload import Table, table, upload
 from gateway.engine.kernels.segments import AttentionSpan
 
 ITEM_ENTRIES = 5
-MERGE_ENTRIES = 4
+MERGE_ENTRIES = 5
 
 
 class Tiling(NamedTuple):
@@ -30,7 +30,8 @@ class SpanWork(NamedTuple):
     """(I, 5): first token of a tile, its tokens, position of the first, where the sequence's
     pages begin in the list of pages, split. The items of a tile follow one another."""
     merges: Tensor
-    """(T, 4): token, its tile's first item, how many it has, row of the token in its tile."""
+    """(T, 5): token, its tile's first item less its first split, first and last split (exclusive),
+    row of the token in its tile."""
 
 
 class AttentionWork(NamedTuple):
@@ -83,6 +84,7 @@ def _cut(
             seen = 0 if window is None else max(0, position - window + 1)
             stop = triton.cdiv(position + tokens, tiling.split_keys)
             splits = range(seen // tiling.split_keys, stop)
-            merges += [(start + row, len(items), len(splits), row) for row in range(tokens)]
+            base = len(items) - splits.start
+            merges += [(start + row, base, splits.start, splits.stop, row) for row in range(tokens)]
             items += [(start, tokens, position, page, split) for split in splits]
     return table(items, ITEM_ENTRIES), table(merges, MERGE_ENTRIES)

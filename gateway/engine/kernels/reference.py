@@ -15,6 +15,11 @@ from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.buffer import matrix
 
 
+def linear(x_TD: Tensor, weight_CD: Tensor, bias_C: Tensor | None = None) -> Tensor:
+    """x Wᵀ + bias."""
+    return F.linear(x_TD, weight_CD, bias_C)
+
+
 def write_kv(
     k_TKE: Tensor, v_TKE: Tensor, cache_N2BKE: Tensor, page_T: Tensor, slot_T: Tensor
 ) -> None:
@@ -128,6 +133,12 @@ def lora_expand(
         for part in segment.layout.groups[layer, group].expand:
             b_RC = matrix(pages_NP, segment.pages, part.rows)
             y[:, part.columns] += (h_tR[:, part.ranks] @ b_RC.float()).to(y.dtype)
+
+
+def silu_times_up(gate_up_TC: Tensor) -> Tensor:
+    """silu(gate) · up, the halves of each row (SwiGLU, arXiv 2002.05202)."""
+    gate_TF, up_TF = gate_up_TC.chunk(2, dim=-1)
+    return F.silu(gate_TF) * up_TF
 
 
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:

@@ -41,7 +41,7 @@ class Decoder:
         last_SD = self.kernels.rms_norm(
             x_TD[batch.last_S], self.weights.final_norm_D, self.config.rms_eps
         )
-        logits_SV = F.linear(last_SD, self.weights.head_VD)
+        logits_SV: Tensor = self.kernels.linear(last_SD, self.weights.head_VD)
         self._adapt(last_SD, logits_SV, batch.head, 0, "head")
         return logits_SV
 
@@ -63,7 +63,7 @@ class Decoder:
     ) -> Tensor:
         config = self.config
         x_TD = self.kernels.rms_norm(x_TD, layer.input_norm_D, config.rms_eps)
-        qkv_TC = F.linear(x_TD, layer.qkv_ND, layer.qkv_bias_N)
+        qkv_TC = self.kernels.linear(x_TD, layer.qkv_ND, layer.qkv_bias_N)
         self._adapt(x_TD, qkv_TC, batch.lora, index, "qkv")
         qkv_TXE = qkv_TC.view(len(qkv_TC), -1, config.head_dim)
         keys = config.heads + config.kv_heads
@@ -78,17 +78,16 @@ class Decoder:
             q_THE, cache_N2BKE, batch.spans, config.head_dim**-0.5, config.sliding_window
         )
         out_TC = out_THE.flatten(1)
-        y_TD = F.linear(out_TC, layer.o_DN)
+        y_TD: Tensor = self.kernels.linear(out_TC, layer.o_DN)
         self._adapt(out_TC, y_TD, batch.lora, index, "o")
         return y_TD
 
     def _mlp(self, index: int, layer: LayerWeights, x_TD: Tensor, batch: Batch) -> Tensor:
         x_TD = self.kernels.rms_norm(x_TD, layer.post_norm_D, self.config.rms_eps)
-        gate_up_TC = F.linear(x_TD, layer.gate_up_FD)
+        gate_up_TC = self.kernels.linear(x_TD, layer.gate_up_FD)
         self._adapt(x_TD, gate_up_TC, batch.lora, index, "gate_up")
-        gate_TF, up_TF = gate_up_TC.chunk(2, dim=-1)
-        hidden_TF = F.silu(gate_TF) * up_TF
-        y_TD = F.linear(hidden_TF, layer.down_DF)
+        hidden_TF = self.kernels.silu_times_up(gate_up_TC)
+        y_TD: Tensor = self.kernels.linear(hidden_TF, layer.down_DF)
         self._adapt(hidden_TF, y_TD, batch.lora, index, "down")
         return y_TD
 

@@ -7,6 +7,7 @@ interpreter must be chosen before Triton is imported.
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from tests.engine.kernels.interpreter import use_interpreter
 
 use_interpreter()
 
-from gateway.engine.kernels import gpu, reference  # noqa: E402
+from gateway.engine.kernels import gpu, gpu_invariant, reference  # noqa: E402
+from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work  # noqa: E402
 from gateway.engine.memory.rows import GROUPS  # noqa: E402
 from tests.engine.kernels.cases import (  # noqa: E402
     Ranks,
@@ -112,6 +114,84 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch_and_however_its_promp
             assert torch.equal(alone, together[tokens])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 300])
+def test_one_tile_attention(window: int | None, dtype: torch.dtype):
+    case = attention_case([(600, 1), (0, 20), (520, 70)], 6, 2, 16, 16, dtype)
+    assert attention_error(gpu_invariant, case, window) <= 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 300])
+def test_a_token_has_the_same_bits_however_many_are_computed_with_it(
+    window: int | None, dtype: torch.dtype
+):
+    """Over a window the first split of keys is not the same for all tokens of a tile."""
+    case = attention_case([(530, 64)], 4, 2, 16, 16, dtype)
+    (whole,) = case.spans
+    cache = case.buffer.kv_layers[1]
+    reference.write_kv(case.k_TKE, case.v_TKE, cache, case.page_T, case.slot_T)
+    attend = gpu_invariant.paged_attention
+    expected = attend(case.q_THE, cache, case.spans, case.scale, window)
+    for tokens in 1, 2, 3, 7:
+        for start in range(0, 64 - tokens, 9):
+            span = AttentionSpan(0, tokens, 530 + start + tokens, whole.pages)
+            q_THE = case.q_THE[start : start + tokens]
+            got = attend(q_THE, cache, Work([span]), case.scale, window)
+            assert torch.equal(got, expected[start : start + tokens])
+
+
+def test_splits_are_joined_in_the_same_order_wherever_a_window_begins():
+    """The last tokens see the keys from split 1 on alone, from split 0 on in a tile with the
+    first; with 18 splits, more than are joined at a time, that would show."""
+    case = attention_case([(4350, 8)], 2, 1, 16, 16, torch.float32)
+    (whole,) = case.spans
+    cache = case.buffer.kv_layers[1]
+    reference.write_kv(case.k_TKE, case.v_TKE, cache, case.page_T, case.slot_T)
+    attend = gpu_invariant.paged_attention
+    expected = attend(case.q_THE, cache, case.spans, case.scale, 4100)
+    alone = Work([AttentionSpan(0, 1, 4358, whole.pages)])
+    assert torch.equal(attend(case.q_THE[7:], cache, alone, case.scale, 4100), expected[7:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("columns", "width"), [(50, 40), (160, 192), (8, 1000)])
+def test_linear(columns: int, width: int, dtype: torch.dtype):
+    x, weight, bias = (torch.randn(*shape).to(dtype) for shape in ((70, width), (columns, width),
+                                                                   (columns,)))  # fmt: skip
+    weight /= width**0.5
+    for given in bias, None:
+        got = gpu_invariant.linear(x, weight, given)
+        wide = None if given is None else given.double()
+        expected = reference.linear(x.double(), weight.double(), wide)
+        assert got.dtype == dtype
+        assert Tolerance.of(dtype).share(got, expected) <= 1
+        for rows in 1, 2, 3, 7, 64:
+            alone = gpu_invariant.linear(x[3 : 3 + rows], weight, given)
+            assert torch.equal(alone, got[3 : 3 + rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_lora_and_norm_have_the_same_bits_for_any_number_of_rows(dtype: torch.dtype):
+    case = lora_case(
+        [dict.fromkeys(RAGGED, 12), {"q_proj": 40}], [(0, 64), (1, 3)], RAGGED, "qkv", 1280, dtype
+    )
+    (segment, _), pages_NP = list(case.segments), case.pages_NP
+
+    def outputs(
+        x_TD: torch.Tensor, y_TC: torch.Tensor, work: Work[LoraSegment]
+    ) -> list[torch.Tensor]:
+        place, y_TC = (pages_NP, work, 1, "qkv"), y_TC.clone()
+        gpu_invariant.lora_expand(gpu_invariant.lora_shrink(x_TD, *place), *place, y_TC)
+        return [y_TC, gpu_invariant.rms_norm(x_TD, x_TD[0], 1e-6)]
+
+    expected = outputs(case.x_TD, case.y_TC, case.segments)
+    for rows in 1, 2, 3, 7, 64:
+        alone = Work([type(segment)(0, rows, segment.layout, segment.pages)])
+        got = outputs(case.x_TD[:rows], case.y_TC[:rows], alone)
+        assert all(torch.equal(a, b[:rows]) for a, b in zip(got, expected, strict=True))
+
+
 def adapters_of(ranks: Sequence[int], targets: Sequence[Sequence[str]]) -> list[Ranks]:
     return [dict.fromkeys(names, rank) for rank, names in zip(ranks, targets, strict=True)]
 
@@ -197,6 +277,7 @@ def test_no_rows_at_all():
     assert gpu.rms_norm(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
 
 
-def test_the_decoder_gives_the_reference_logits():
-    expected, got = (list(mixed_steps(decoder_with(ops))) for ops in (reference, gpu))
+@pytest.mark.parametrize("ops", [gpu, gpu_invariant], ids=["gpu", "gpu_invariant"])
+def test_the_decoder_gives_the_reference_logits(ops: ModuleType):
+    expected, got = (list(mixed_steps(decoder_with(each))) for each in (reference, ops))
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)

@@ -4,7 +4,9 @@ GPUs, and never compiled again for another batch."""
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 triton = pytest.importorskip("triton", reason="Triton comes for Linux only")
 
-from gateway.engine.kernels import gpu, reference  # noqa: E402
+from gateway.engine.kernels import gpu, gpu_invariant, reference  # noqa: E402
 from gateway.engine.kernels.gpu_adapters import Segments  # noqa: E402
 from gateway.engine.memory.rows import ALIGNMENT, GROUPS  # noqa: E402
 from gateway.engine.model.warm_up import warm_up  # noqa: E402
@@ -65,31 +67,40 @@ def launch_all(
     adapters: list[tuple[int, int]],
     dtype: torch.dtype,
     layers: range = range(2),
+    ops: ModuleType = gpu,
 ) -> None:
-    """Every op as a layer of Llama-3-8B calls it. `adapters`: (rank, tokens)."""
+    """Every op as a layer of Llama-3-8B calls it, but matrix products that are torch's.
+    `adapters`: (rank, tokens)."""
     case = attention_case(lengths, 32, 8, 128, 16, dtype)
     tokens = len(case.q_THE)
     for cache in case.buffer.kv_layers:
-        gpu.write_kv(case.k_TKE, case.v_TKE, cache, case.page_T, case.slot_T)
-        gpu.paged_attention(case.q_THE, cache, case.spans, case.scale, None)
+        ops.write_kv(case.k_TKE, case.v_TKE, cache, case.page_T, case.slot_T)
+        ops.paged_attention(case.q_THE, cache, case.spans, case.scale, None)
     cos_TE = torch.empty(tokens, 128, dtype=dtype)
     for x_THE in case.q_THE, case.k_TKE:
-        gpu.rotate(x_THE, cos_TE, cos_TE)
-        gpu.rms_norm(x_THE, cos_TE[0], 1e-5)
-    gpu.rms_norm(torch.empty(tokens, 4096, dtype=dtype), torch.empty(4096, dtype=dtype), 1e-5)
+        ops.rotate(x_THE, cos_TE, cos_TE)
+        ops.rms_norm(x_THE, cos_TE[0], 1e-5)
+    ops.rms_norm(torch.empty(tokens, 4096, dtype=dtype), torch.empty(4096, dtype=dtype), 1e-5)
+    if ops is gpu_invariant:
+        bias_C = torch.empty(6144, dtype=dtype)
+        ops.linear(torch.empty(tokens, 4096, dtype=dtype), bias_C.new_empty(6144, 4096), bias_C)
+        ops.linear(torch.empty(tokens, 14336, dtype=dtype), bias_C.new_empty(4096, 14336))
     ranks = [dict.fromkeys(PROJECTIONS, rank) for rank, _ in adapters]
     runs = [(index, count) for index, (_, count) in enumerate(adapters)]
     for group in GROUPS:
         adapted = lora_case(ranks, runs, PROJECTIONS, group, 2**20, dtype)
         for layer in layers:
-            lora(gpu, adapted, layer, adapted.y_TC)
+            lora(ops, adapted, layer, adapted.y_TC)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("capability", [80, 90])
-def test_every_kernel_compiles_without_spilling(capability: int, dtype: torch.dtype):
+@pytest.mark.parametrize("ops", [gpu, gpu_invariant], ids=["gpu", "gpu_invariant"])
+def test_every_kernel_compiles_without_spilling(
+    ops: ModuleType, capability: int, dtype: torch.dtype
+):
     with compile_for(capability) as kernels:
-        launch_all([(3, 1), (0, 20)], [(8, 1)], dtype)
+        launch_all([(3, 1), (0, 20)], [(8, 1)], dtype, ops=ops)
     found = sorted(resources(kernel) for kernel in kernels.values())
     print(f"\n{'kernel':<12}{'registers':>10}{'stack':>7}{'shared':>8}{'warps':>7}")
     for each in found:
@@ -97,23 +108,27 @@ def test_every_kernel_compiles_without_spilling(capability: int, dtype: torch.dt
               f"{each.shared_bytes:>8}{each.warps:>7}")  # fmt: skip
     assert {each.name for each in found} == {
         "_attend", "_expand", "_gather", "_merge", "_rms_norm", "_rotate", "_shrink", "_write_kv",
+        *(["_linear"] if ops is gpu_invariant else []),
     }  # fmt: skip
     assert [each for each in found if each.stack_bytes] == []
     assert all(each.shared_bytes <= SHARED_BYTES_MAX[capability] for each in found)
 
 
-def test_t1_no_batch_compiles_anything_once_one_of_each_kind_has_run():
+@pytest.mark.parametrize("ops", [gpu, gpu_invariant], ids=["gpu", "gpu_invariant"])
+def test_t1_no_batch_compiles_anything_once_one_of_each_kind_has_run(ops: ModuleType):
+    launch = partial(launch_all, dtype=torch.bfloat16, ops=ops)
     with compile_for(90) as kernels:
-        launch_all([(3, 1), (0, 20)], [(8, 2)], torch.bfloat16)
+        launch([(3, 1), (0, 20)], [(8, 2)])
         warm = set(kernels)
-        launch_all([(16, 1)], [(1, 1)], torch.bfloat16)
-        launch_all([(15, 1), (31, 16), (700, 1)], [(64, 16), (3, 1), (16, 33)], torch.bfloat16)
-        launch_all([(1, 2)] * 17, [(40, 1)] * 3, torch.bfloat16, layers=range(32))
+        launch([(16, 1)], [(1, 1)])
+        launch([(15, 1), (31, 16), (700, 1)], [(64, 16), (3, 1), (16, 33)])
+        launch([(1, 2)] * 17, [(40, 1)] * 3, layers=range(32))
     assert set(kernels) == warm
 
 
-def test_t1_the_first_batch_of_an_engine_compiles_all_that_any_batch_needs():
-    decoder = decoder_with(gpu)
+@pytest.mark.parametrize("ops", [gpu, gpu_invariant], ids=["gpu", "gpu_invariant"])
+def test_t1_the_first_batch_of_an_engine_compiles_all_that_any_batch_needs(ops: ModuleType):
+    decoder = decoder_with(ops)
     with compile_for(90) as kernels:
         warm_up(decoder, MODEL_PROJECTIONS)
         warm = set(kernels)
@@ -166,7 +181,7 @@ def test_the_engine_runs_on_a_cpu_without_triton():
         "sys.modules['triton'] = None\n"
         "import gateway.engine.engine\n"
         "from gateway.engine.kernels import choose\n"
-        "print(choose('cpu').paged_attention.__name__)",
+        "print(choose('cpu', True).paged_attention.__name__)",
     )
     assert done.stdout.strip() == "paged_attention", done.stderr
 

@@ -2,18 +2,30 @@
 random ragged shapes."""
 
 from types import ModuleType
+from typing import Any
 
+import numba
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 from torch import Tensor
 
 from gateway.engine.kernels import cpu, reference
 from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
+from gateway.engine.kernels.tiles import softmax
 from gateway.engine.memory.buffer import KvShape, PageBuffer, store
 from gateway.engine.memory.rows import GROUPS, RowLayout, TargetRank
-from tests.engine.kernels.cases import lora, lora_case, lora_error
+from tests.engine.kernels.cases import (
+    LAYER,
+    Tolerance,
+    attention_case,
+    lora,
+    lora_case,
+    lora_error,
+)
 
 BLOCK, KV_HEADS, HEAD_DIM = 4, 2, 8
 SHAPE = KvShape(layers=2, block_tokens=BLOCK, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
@@ -199,19 +211,124 @@ def test_rotate_turns_pairs_of_half_heads(head_dim: int):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_decoding_row_of_the_cpu_ops_has_the_same_bits_in_any_batch(dtype: torch.dtype):
-    generator = torch.Generator().manual_seed(1)
-    buffer = PageBuffer(40, SHAPE, dtype, "cpu")
-    buffer.pages_NP.copy_(torch.randn(buffer.pages_NP.shape, generator=generator))
-    q_THE = torch.randn(5, 6, HEAD_DIM, generator=generator).to(dtype)
-    pages = torch.randperm(40, generator=generator)
-    spans = [AttentionSpan(i, i + 1, 3 + 5 * i, pages[8 * i : 8 * i + 8]) for i in range(5)]
-    layer = buffer.kv_layers[0]
-    together = cpu.paged_attention(q_THE, layer, Work(spans), 0.3, None)
-    for i, span in enumerate(spans):
-        alone = span._replace(start=0, stop=1)
-        out = cpu.paged_attention(q_THE[i : i + 1], layer, Work([alone]), 0.3, None)
-        assert torch.equal(out[0], together[i])
+@pytest.mark.parametrize("window", [None, 5, 37])
+def test_a_token_has_the_same_bits_alone_in_a_batch_and_however_its_prompt_is_cut(
+    window: int | None, dtype: torch.dtype
+):
+    case = attention_case([(0, 40), (3, 1), (60, 70), (0, 2)], 6, 2, 24, 3, dtype)
+    cache = case.buffer.kv_layers[LAYER]
+    reference.write_kv(case.k_TKE, case.v_TKE, cache, case.page_T, case.slot_T)
+    together = cpu.paged_attention(case.q_THE, cache, case.spans, case.scale, window)
+    for span in case.spans:
+        for tokens in 1, 2, 7, 64:
+            for start in range(span.start, span.stop, tokens):
+                stop = min(start + tokens, span.stop)
+                part = AttentionSpan(0, stop - start, span.context - span.stop + stop, span.pages)
+                alone = cpu.paged_attention(
+                    case.q_THE[start:stop], cache, Work([part]), case.scale, window
+                )
+                assert torch.equal(alone, together[start:stop])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("columns", "width"), [(50, 40), (96, 576), (33, 1000)])
+def test_linear_and_the_bits_of_its_rows(columns: int, width: int, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(columns)
+    x_TD, weight_CD = (
+        torch.randn(rows, width, generator=generator).to(dtype) for rows in (600, columns)
+    )
+    weight_CD /= width**0.5
+    for bias_C in weight_CD[:, 0].clone(), None:
+        got = cpu.linear(x_TD, weight_CD, bias_C)
+        wide = None if bias_C is None else bias_C.double()
+        expected = reference.linear(x_TD.double(), weight_CD.double(), wide)
+        assert Tolerance.of(dtype).share(got, expected) <= 1
+        for rows in *range(1, 65), 96, 128, 200, 256, 512:
+            assert torch.equal(cpu.linear(x_TD[9 : 9 + rows], weight_CD, bias_C), got[9 : 9 + rows])
+
+
+def test_threads_change_no_bits():
+    x_TD, weight_CD = torch.randn(2, 300, 300)
+    case = attention_case([(0, 40), (60, 70)], 6, 2, 24, 3, torch.float32)
+    cache = case.buffer.kv_layers[LAYER]
+    reference.write_kv(case.k_TKE, case.v_TKE, cache, case.page_T, case.slot_T)
+    before, outputs = numba.get_num_threads(), []
+    for threads in range(1, numba.config.NUMBA_NUM_THREADS + 1):
+        numba.set_num_threads(threads)
+        spans = Work(list(case.spans))
+        attended = cpu.paged_attention(case.q_THE, cache, spans, case.scale, None)
+        outputs.append((cpu.linear(x_TD, weight_CD), attended))
+    numba.set_num_threads(before)
+    for product, attended in outputs:
+        assert torch.equal(product, outputs[0][0])
+        assert torch.equal(attended, outputs[0][1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", sorted(GROUPS))
+def test_a_tokens_lora_has_the_same_bits_however_many_tokens_the_adapter_has(
+    group: str, dtype: torch.dtype
+):
+    adapters = [dict.fromkeys(PROJECTIONS, 7), {"q_proj": 40, "down_proj": 4}]
+    tokens: list[tuple[int | None, int]] = [(None, 3), (0, 70), (1, 20)]
+    case = lora_case(adapters, tokens, PROJECTIONS, group, 128, dtype)
+
+    def added(work: Work[LoraSegment], first: int, stop: int) -> Tensor:
+        y_TC = case.y_TC[first:stop].clone()
+        part = case._replace(x_TD=case.x_TD[first:stop], segments=work)
+        lora(cpu, part, LAYER, y_TC)
+        return y_TC
+
+    together = added(case.segments, 0, len(case.x_TD))
+    for segment in case.segments:
+        for rows in 1, 2, 3, 5, 16, 31, 32, 33, 64:
+            first = max(segment.start, segment.stop - rows)
+            alone = Work([LoraSegment(0, segment.stop - first, segment.layout, segment.pages)])
+            expected = together[first : segment.stop]
+            assert torch.equal(added(alone, first, segment.stop), expected)
+
+
+@every_ops
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_silu_times_up(ops: ModuleType, dtype: torch.dtype):
+    gate_up_TC = (torch.randn(37, 2 * 1368) * 20).to(dtype)
+    gate_up_TC[0, 0], gate_up_TC[1, 0] = torch.nan, torch.inf
+    got = ops.silu_times_up(gate_up_TC)
+    expected = reference.silu_times_up(gate_up_TC.double())
+    assert got.isfinite().logical_not().nonzero().tolist() == [[0, 0], [1, 0]]
+    finite = expected.isfinite()
+    assert Tolerance.of(dtype).share(got[finite], expected[finite]) <= 1
+
+
+def test_rows_of_silu_times_up_have_the_same_bits_for_any_number_of_rows():
+    """torch's vary where threads cut a row: at 127 rows of 1368 with two, for example."""
+    gate_up_TC = torch.randn(130, 2 * 1368)
+    together = cpu.silu_times_up(gate_up_TC)
+    for rows in range(1, 129):
+        assert torch.equal(cpu.silu_times_up(gate_up_TC[:rows]), together[:rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [24, 64, 576, 1368])
+def test_rows_of_rms_norm_have_the_same_bits_for_any_number_of_rows(width: int, dtype: torch.dtype):
+    x_TD, weight_D = torch.randn(600, width).to(dtype), torch.rand(width).to(dtype)
+    together = cpu.rms_norm(x_TD, weight_D, 1e-6)
+    for rows in *range(1, 65), 128, 200, 512:
+        alone = cpu.rms_norm(x_TD[9 : 9 + rows], weight_D, 1e-6)
+        assert torch.equal(alone, together[9 : 9 + rows])
+
+
+def test_exp_of_the_softmax_is_within_two_ulp():
+    @njit  # type: ignore[untyped-decorator]  # numba has no types
+    def run(row: Any) -> float:
+        return softmax(row, 0, 0, len(row))  # type: ignore[no-any-return]
+
+    exponents = np.linspace(-85.9, 0, 100_000, dtype=np.float32)
+    weights = exponents.copy()
+    total = run(weights)
+    exact = np.exp(exponents.astype(np.float64))
+    assert (np.abs(weights - exact) / np.spacing(exact.astype(np.float32))).max() <= 2
+    assert total == pytest.approx(exact.sum(), rel=1e-6)
 
 
 def test_the_cpu_ops_carry_nan_and_inf_through():

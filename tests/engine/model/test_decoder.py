@@ -31,7 +31,7 @@ class Bench:
         self.pool = PagePool(200)
         self.buffer = PageBuffer(200, shape, torch.float32, "cpu")
         self.buffer.pages_NP.fill_(torch.nan)
-        ops = kernels.choose("cpu")
+        ops = kernels.choose("cpu", batch_invariant=True)
         self.decoder = Decoder(config, loaded, Rope(config, 512, "cpu"), self.buffer, ops)
 
     def sequence(self, tokens: list[int]) -> Sequence:
