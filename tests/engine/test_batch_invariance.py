@@ -195,6 +195,23 @@ def test_all_logits_of_a_request_have_the_same_bits_in_any_company(
     assert len({recorder.lengths[0] for recorder in recorders}) > 3
 
 
+def test_what_follows_a_cached_prefix_has_the_same_bits(tmp_path: Path):
+    tiny = Tiny(tmp_path, "llama", "float32")
+    for engine in tiny.engines[1::2]:  # the pools that keep it
+        for ref in tiny.refs:
+            prompt = random_tokens(random.Random("subject"), 40)
+            subject = Submit(
+                "subject", prompt, OUTPUT_TOKENS, SAMPLED, ref, cache_namespace="tenant"
+            )
+            other = Submit("other", prompt[:9], 6, SAMPLED, ref, cache_namespace="tenant")
+            cold_tokens, cold = answer(engine, subject, [], 0)
+            warm_tokens, warm = answer(engine, subject, [other], 1)
+            assert warm_tokens == cold_tokens
+            assert min(warm.logits) >= 36  # all full blocks of 4 but the last token's
+            assert all(cold.logits[position] == bits for position, bits in warm.logits.items())
+        engine.close()
+
+
 @pytest.fixture(scope="module")
 def smol(base_model: Path) -> Iterator[dict[str, Engine]]:
     engines = {
