@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from gateway.engine.memory.buffer import Slab, store
 from gateway.engine.memory.pager import AdapterError
@@ -34,14 +35,19 @@ def read_adapter(
     folder = Path(ref.folder)
     try:
         manifest = msgspec.json.decode((folder / MANIFEST_FILE).read_bytes(), type=AdapterManifest)
-        _check_digest(folder / WEIGHTS_FILE, manifest.weights_sha256)
+        data = (folder / WEIGHTS_FILE).read_bytes()
+        if hashlib.sha256(data).hexdigest() != manifest.weights_sha256:
+            raise AdapterError(
+                "its weights file is damaged: the checksum differs from the upload's"
+            )
         layout = RowLayout.plan(
             {(t.layer, t.target): TargetRank(t.rank, t.scale) for t in manifest.targets},
             projections,
             page_elements,
         )
         pages_NP = torch.zeros(layout.pages, page_elements, dtype=dtype, pin_memory=pin)
-        _fill(pages_NP, layout, manifest, folder / WEIGHTS_FILE)
+        # not safe_open, which for torch never frees two integers of each tensor (safetensors 0.8)
+        _fill(pages_NP, layout, manifest, load(data))
     except FileNotFoundError as error:
         raise AdapterError(
             f"its file {Path(error.filename).name} is missing from the store"
@@ -51,33 +57,28 @@ def read_adapter(
     return Slab(layout, pages_NP)
 
 
-def _check_digest(weights: Path, expected: str) -> None:
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise AdapterError("its weights file is damaged: the checksum differs from the upload's")
-
-
 def _fill(
-    pages_NP: torch.Tensor, layout: RowLayout, manifest: AdapterManifest, weights: Path
+    pages_NP: torch.Tensor,
+    layout: RowLayout,
+    manifest: AdapterManifest,
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
     by_target = {(item.layer, item.target): item for item in manifest.targets}
     pages = list(range(layout.pages))
-    with safe_open(weights, framework="pt") as file:
 
-        def tensor(name: str, shape: tuple[int, int]) -> torch.Tensor:
-            values: torch.Tensor = file.get_tensor(name)
-            if tuple(values.shape) != shape:
-                raise AdapterError(f"{name} has shape {tuple(values.shape)}, expected {shape}")
-            values = values.to(pages_NP.dtype)
-            if not torch.isfinite(values).all():
-                raise AdapterError(f"{name} holds NaN or Inf, or overflows {pages_NP.dtype}")
-            return values
+    def tensor(name: str, shape: tuple[int, int]) -> torch.Tensor:
+        values = tensors[name]
+        if tuple(values.shape) != shape:
+            raise AdapterError(f"{name} has shape {tuple(values.shape)}, expected {shape}")
+        values = values.to(pages_NP.dtype)
+        if not torch.isfinite(values).all():
+            raise AdapterError(f"{name} holds NaN or Inf, or overflows {pages_NP.dtype}")
+        return values
 
-        for (layer, _), rows in layout.groups.items():
-            items: list[TargetWeights] = [by_target[layer, part.target] for part in rows.expand]
-            a_RD = [tensor(item.a, (item.rank, rows.shrink.width)) for item in items]
-            store(pages_NP, pages, rows.shrink, torch.cat(a_RD))
-            for part, item in zip(rows.expand, items, strict=True):
-                b_CR = tensor(item.b, (part.rows.width, item.rank))
-                store(pages_NP, pages, part.rows, b_CR.T)
+    for (layer, _), rows in layout.groups.items():
+        items: list[TargetWeights] = [by_target[layer, part.target] for part in rows.expand]
+        a_RD = [tensor(item.a, (item.rank, rows.shrink.width)) for item in items]
+        store(pages_NP, pages, rows.shrink, torch.cat(a_RD))
+        for part, item in zip(rows.expand, items, strict=True):
+            b_CR = tensor(item.b, (part.rows.width, item.rank))
+            store(pages_NP, pages, part.rows, b_CR.T)
