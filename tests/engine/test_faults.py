@@ -1,6 +1,7 @@
 """Whatever goes wrong around it, the engine keeps its promises: random arrivals, cancels, unloads,
 failing and hanging stores over tiny pools, and after every step nothing is lost or leaked."""
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -27,6 +28,7 @@ from gateway.engine.messages import (
     Unload,
     Unpin,
 )
+from tests.engine.scheduling.simulation import NoForesight
 from tests.engine.world import ADAPTERS, GREEDY, Driver, World, prompt
 
 
@@ -116,59 +118,68 @@ def ref(world: World, index: int) -> AdapterRef:
     return found
 
 
-actions = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("submit"),
-            st.integers(0, len(ADAPTERS)),
-            st.sampled_from([1, 3, 4, 9, 16, 25]),  # length of the prompt
-            st.integers(1, 8),  # tokens to generate
-            st.sampled_from(["t1", "t2"]),
-            st.sampled_from([None, None, 0.5, 100.0]),  # deadline
-        ),
-        st.tuples(st.just("step"), st.integers(1, 8)),
-        st.tuples(st.just("cancel"), st.integers(0, 30)),
-        st.tuples(st.just("unload"), st.integers(1, len(ADAPTERS))),
-        st.tuples(st.just("break"), st.integers(1, len(ADAPTERS))),
-        st.tuples(st.just("mend"), st.just(0)),
-        st.tuples(st.just("hang"), st.integers(1, len(ADAPTERS))),
-        st.tuples(st.just("release"), st.just(0)),
-        st.tuples(st.just("time"), st.sampled_from([0.1, 1.0, 61.0])),
-        st.tuples(st.just("pin"), st.integers(1, len(ADAPTERS))),
-        st.tuples(st.just("unpin"), st.integers(1, len(ADAPTERS))),
-    ),
-    min_size=5,
-    max_size=40,
-)
+def random_actions(chance: random.Random) -> Iterator[tuple[Any, ...]]:
+    """Most of them arrivals and steps, or little would be there to go wrong."""
+    for _ in range(chance.randint(20, 60)):
+        adapter = chance.randint(1, len(ADAPTERS))
+        yield chance.choice(
+            [
+                *[
+                    (
+                        "submit",
+                        chance.choice([0, 0, 1, 1, 1, adapter]),
+                        chance.choice([1, 3, 4, 9, 16, 25]),  # length of the prompt
+                        chance.randint(1, 20),  # tokens to generate
+                        chance.choice(["t1", "t1", "t2"]),
+                        chance.choice([None, None, 0.5, 100.0]),  # deadline
+                    )
+                ]
+                * 8,
+                *[("step", chance.randint(1, 8))] * 6,
+                ("cancel", chance.randint(0, 30)),
+                ("unload", adapter),
+                ("break", adapter),
+                ("mend",),
+                ("hang", adapter),
+                ("release",),
+                ("time", chance.choice([0.1, 1.0, 61.0])),
+                ("pin", adapter),
+                ("unpin", adapter),
+            ]
+        )
 
 
 @settings(
-    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    todo=actions,
+    seed=st.integers(0, 2**32),
     pages=st.sampled_from([24, 60, 200]),
     step_tokens=st.sampled_from([8, 32]),
     host_mib=st.sampled_from([0, 64]),
     cached=st.booleans(),
+    foreseen=st.booleans(),
 )
 def test_r2_r10_no_order_of_arrivals_cancels_unloads_and_faults_breaks_a_promise(
     world: World,
-    todo: list[tuple[Any, ...]],
+    seed: int,
     pages: int,
     step_tokens: int,
     host_mib: int,
     cached: bool,
+    foreseen: bool,
 ):
     """R1, R4, R6, R7, M1, M4, too: each request ends exactly once; greedy answers are PEFT's;
     only requests for a version that failed or fits no pool are told so; nothing is left over."""
     options = {"step_tokens": step_tokens, "host_adapters_mib": host_mib}
     with running(world, pages, **options) as (driver, store, clock):
         engine = driver.engine
+        if not foreseen:  # so that they push each other out
+            engine.scheduler._admission._lengths = NoForesight()
         requests: dict[str, Submit] = {}
         cancelled = set()
         troubled = set()
-        for action, *arguments in todo:
+        for action, *arguments in random_actions(random.Random(seed)):
             match action:
                 case "submit":
                     adapter, length, count, tenant, first_token_s = arguments
@@ -218,7 +229,8 @@ def test_r2_r10_no_order_of_arrivals_cancels_unloads_and_faults_breaks_a_promise
                 case None:
                     assert name in cancelled
                 case Finished() as end:
-                    assert end.completion_tokens == len(answer) == request.max_tokens
+                    assert end.completion_tokens == len(answer)
+                    assert len(answer) == request.max_tokens or pages < 60  # the pool's end
                     if not cached:
                         assert end.cached_tokens == 0
                 case Failed(code="adapter_failed"):
@@ -242,19 +254,23 @@ def test_r7_an_unloaded_version_serves_those_who_have_it_even_when_they_are_pree
     adapter = ref(world, 1)
     with running(world, 24) as (driver, store, _):
         for index in range(20):  # after these, the engine expects short answers
-            driver.submit(Submit(f"short-{index}", prompt(index, 6), 1, GREEDY, adapter))
+            driver.submit(Submit(f"short-{index}", prompt(index, 6), 1, GREEDY))
+            driver.submit(Submit(f"adapted-{index}", prompt(index, 6), 1, GREEDY, adapter))
         driver.finish()
-        requests = [
-            Submit(str(i), prompt(i, 6), 20, GREEDY, adapter, cache_namespace="t") for i in range(6)
+        requests = [  # the last of them will have to give way
+            Submit(str(index), prompt(index, 6), 20, GREEDY, adapter if index == 4 else None)
+            for index in range(5)
         ]
         for request in requests:
             driver.submit(request)
-        driver.step()
-        before = driver.engine.scheduler.preemptions
+        while "4" not in driver.engine.scheduler.running:
+            driver.step()
         driver.engine.unload(adapter.digest)
         store.broken.add(adapter.digest)
+        while "4" in driver.engine.scheduler.running:
+            driver.step()
+        assert "4" in driver.engine.scheduler.waiting
         settle(driver)
-        assert driver.engine.scheduler.preemptions > before
         for request in requests:
             assert isinstance(driver.ends[request.request_id], Finished)
             assert world.would_answer(request, driver.tokens[request.request_id])

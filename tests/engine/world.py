@@ -134,11 +134,13 @@ class Driver:
 
     def submit(self, request: Submit) -> None:
         self.tokens[request.request_id] = []
-        self._take(self.engine.submit(request))
+        self.take(self.engine.submit(request))
 
     def step(self) -> None:
         if self.engine.busy:
-            self._take(self.engine.step())
+            self.take(self.engine.step())
+        else:
+            time.sleep(1e-4)  # all wait for adapters; let them be read
         self.check()
 
     def check(self) -> None:
@@ -154,7 +156,7 @@ class Driver:
             self.step()
         assert self.engine.stats("").pages_kv == 0
 
-    def _take(self, events: list[Event]) -> None:
+    def take(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Tokens):
                 self.tokens[event.request_id] += event.ids

@@ -44,12 +44,9 @@ class Resident:
         """What kernels derive from layout and pages."""
 
 
-class _Deadline(NamedTuple):
-    """When a read is given up; it may be over by then."""
-
-    at: float
-    digest: str
+class _Read(NamedTuple):
     future: Future[Slab]
+    deadline: float
 
 
 class AdapterPager:
@@ -80,10 +77,9 @@ class AdapterPager:
         self._read_s_max = read_s_max
         self._clock = clock
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="adapter-reader")
-        self._reading: dict[str, Future[Slab]] = {}
-        self._given_up: set[str] = set()  # of those, the ones that take too long
+        self._reading: OrderedDict[str, _Read] = OrderedDict()  # the next deadline first
+        self._given_up: dict[str, _Read] = {}  # those whose deadline is past
         self._finished: deque[str] = deque()  # appended to by the reading threads
-        self._deadlines: deque[_Deadline] = deque()  # the next one first
         self._failed: dict[str, AdapterError] = {}
         self._host: OrderedDict[str, Slab] = OrderedDict()  # least recently used first
         self._host_used = 0
@@ -138,8 +134,8 @@ class AdapterPager:
         settled = []
         while self._finished:
             digest = self._finished.popleft()
-            self._given_up.discard(digest)
-            self._take_over(digest, self._reading.pop(digest))
+            read = self._reading.pop(digest, None) or self._given_up.pop(digest)
+            self._take_over(digest, read.future)
             settled.append(digest)
         return settled + self._give_up()
 
@@ -153,12 +149,13 @@ class AdapterPager:
         if digest in self._resident or digest in self._host or digest in self._failed:
             return
         if digest in self._reading:
-            if digest in self._given_up:
-                self._failed[digest] = _no_answer()
+            return
+        if digest in self._given_up:
+            self._failed[digest] = _no_answer()
             return
         self.reads += 1
-        future = self._reading[digest] = self._threads.submit(self._timed_read, ref)
-        self._deadlines.append(_Deadline(self._clock() + self._read_s_max, digest, future))
+        future = self._threads.submit(self._timed_read, ref)
+        self._reading[digest] = _Read(future, self._clock() + self._read_s_max)
         future.add_done_callback(lambda _: self._report(digest))
 
     def _report(self, digest: str) -> None:
@@ -188,17 +185,16 @@ class AdapterPager:
         """Wanted versions whose reading takes too long, and whose requests don't know yet."""
         late = []
         while self._late():
-            _, digest, future = self._deadlines.popleft()
-            if self._reading.get(digest) is not future:
-                continue
-            self._given_up.add(digest)
+            digest, read = self._reading.popitem(last=False)
+            self._given_up[digest] = read
             if digest in self._wanted:
                 self._failed[digest] = _no_answer()
                 late.append(digest)
         return late
 
     def _late(self) -> bool:
-        return bool(self._deadlines) and self._clock() > self._deadlines[0].at
+        first = next(iter(self._reading.values()), None)
+        return first is not None and self._clock() > first.deadline
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -328,7 +324,7 @@ class AdapterPager:
         self._drop_from_host(digest)
         if digest in self._resident:
             self.evict(digest)
-        if digest not in self._reading:
+        if digest not in self._reading and digest not in self._given_up:
             self._retired.discard(digest)
 
     def _drop_from_host(self, digest: str) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 
 from gateway.engine.memory.buffer import Slab, store
 from gateway.engine.memory.pager import AdapterError
@@ -41,9 +42,15 @@ def read_adapter(
         layout = _layout(_ranks(manifest), tuple(projections.items()), page_elements)
 
         def make() -> Slab:
-            _check_digest(folder / WEIGHTS_FILE, manifest.weights_sha256)
+            data = (folder / WEIGHTS_FILE).read_bytes()
+            if hashlib.sha256(data).hexdigest() != manifest.weights_sha256:
+                raise AdapterError(
+                    "its weights file is damaged: the checksum differs from the upload's"
+                )
             pages_NP = torch.zeros(layout.pages, page_elements, dtype=dtype, pin_memory=pin)
-            _fill(pages_NP, layout, manifest, folder / WEIGHTS_FILE)
+            # not safe_open, which for torch never frees two integers of each tensor
+            # (safetensors 0.8)
+            _fill(pages_NP, layout, manifest, load(data))
             return Slab(layout, pages_NP)
 
         source = hashlib.sha256(text).hexdigest()
@@ -73,32 +80,27 @@ def _layout(
     return RowLayout.plan(dict(ranks), dict(projections), page_elements)
 
 
-def _check_digest(weights: Path, expected: str) -> None:
-    with weights.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise AdapterError("its weights file is damaged: the checksum differs from the upload's")
-
-
 def _fill(
-    pages_NP: torch.Tensor, layout: RowLayout, manifest: AdapterManifest, weights: Path
+    pages_NP: torch.Tensor,
+    layout: RowLayout,
+    manifest: AdapterManifest,
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
     by_target = {(item.layer, item.target): item for item in manifest.targets}
     pages = list(range(layout.pages))
-    with safe_open(weights, framework="pt") as file:
 
-        def tensor(name: str, shape: tuple[int, int]) -> torch.Tensor:
-            values: torch.Tensor = file.get_tensor(name)
-            if tuple(values.shape) != shape:
-                raise AdapterError(f"{name} has shape {tuple(values.shape)}, expected {shape}")
-            return values
+    def tensor(name: str, shape: tuple[int, int]) -> torch.Tensor:
+        values = tensors[name]
+        if tuple(values.shape) != shape:
+            raise AdapterError(f"{name} has shape {tuple(values.shape)}, expected {shape}")
+        return values
 
-        for (layer, _), rows in layout.groups.items():
-            items: list[TargetWeights] = [by_target[layer, part.target] for part in rows.expand]
-            a_RD = [tensor(item.a, (item.rank, rows.shrink.width)) for item in items]
-            store(pages_NP, pages, rows.shrink, torch.cat(a_RD))
-            for part, item in zip(rows.expand, items, strict=True):
-                b_CR = tensor(item.b, (part.rows.width, item.rank))
-                store(pages_NP, pages, part.rows, b_CR.T)
+    for (layer, _), rows in layout.groups.items():
+        items: list[TargetWeights] = [by_target[layer, part.target] for part in rows.expand]
+        a_RD = [tensor(item.a, (item.rank, rows.shrink.width)) for item in items]
+        store(pages_NP, pages, rows.shrink, torch.cat(a_RD))
+        for part, item in zip(rows.expand, items, strict=True):
+            b_CR = tensor(item.b, (part.rows.width, item.rank))
+            store(pages_NP, pages, part.rows, b_CR.T)
     if not torch.isfinite(pages_NP).all():
         raise AdapterError(f"its weights hold NaN or Inf, or overflow {pages_NP.dtype}")
