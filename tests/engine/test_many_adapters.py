@@ -5,18 +5,17 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from gateway.engine.engine import Engine
+from gateway.engine.kernels import cpu
 from gateway.engine.memory.buffer import Slab
 from gateway.engine.messages import (
     MANIFEST_FILE,
@@ -203,14 +202,14 @@ def test_row_2e_the_base_model_is_multiplied_once_however_many_adapters(
 
     def linear(x: Tensor, *weights: Any) -> Tensor:
         calls.append(len(x))
-        return F.linear(x, *weights)
+        return cpu_linear(x, *weights)
 
-    counting = SimpleNamespace(linear=linear, embedding=F.embedding, silu=F.silu)
+    cpu_linear = cpu.linear
     driver = Driver(world.engine(PAGES, running_max=16, step_tokens=256))
     for index in range(count):  # all at hand
         driver.submit(Submit(f"warm-{index}", [5], 1, GREEDY, adapters.refs[index]))
     driver.finish()
-    monkeypatch.setattr("gateway.engine.model.decoder.F", counting)
+    monkeypatch.setattr(cpu, "linear", linear)
     for index in range(16):
         ref = adapters.refs[index % count]
         driver.submit(Submit(str(index), prompt(index, 6), 2, GREEDY, ref))

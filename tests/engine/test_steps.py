@@ -298,8 +298,9 @@ def test_row_23c_a_cancelled_request_is_in_no_later_step_and_holds_no_page(world
 
 def test_the_log_accounts_for_every_token_and_every_load(world: World):
     driver = Logged(world, running_max=4)
-    for index in range(12):
-        driver.submit(Submit(str(index), prompt(index, 9), 5, GREEDY, world.refs[index % 6]))
+    for index in range(2 * len(world.refs)):
+        ref = world.refs[index % len(world.refs)]
+        driver.submit(Submit(str(index), prompt(index, 9), 5, GREEDY, ref))
     driver.finish()
     shares = [share for step in driver.log for share in step.shares]
     prefilled: Counter[str] = Counter()
