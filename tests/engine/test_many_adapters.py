@@ -142,8 +142,8 @@ class SlowStore(Executor):
     """In place of the reading threads: every read takes so many iterations."""
 
     def __init__(self, engine: Engine, steps: int) -> None:
-        engine.pager._threads.shutdown()
-        engine.pager._threads = self  # type: ignore[assignment]
+        engine.pager._reader._threads.shutdown()
+        engine.pager._reader._threads = self  # type: ignore[assignment]
         self._steps = steps
         self._now = 0
         self._due: list[tuple[int, Future[Slab], Callable[[], Slab]]] = []

@@ -1,29 +1,27 @@
 """Adapters between their three tiers: store → host memory → pool.
 
 Reading a version from the store (file work, casting, page formatting) runs on threads of its
-own, begun when a request for it arrives; the step loop only ever copies ready pages. A hundred
-requests for one version cause one read. A read that fails, or that the store does not answer in
-time, fails the requests that wait for it, and no others.
+own (`reader`), asked for when a request arrives; the step loop only ever copies ready pages. A
+hundred requests for one version cause one read. A read that fails, or that the store does not
+answer in time, fails the requests that wait for it, and no others.
 """
 
 import logging
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from typing import Any
 
 from gateway.engine.memory.buffer import PageBuffer, Slab
 from gateway.engine.memory.costs import Costs
 from gateway.engine.memory.pages import Owner, PagePool
+from gateway.engine.memory.reader import AdapterReader
 from gateway.engine.memory.reclaim import ReclaimOrder
 from gateway.engine.memory.rows import RowLayout
 from gateway.engine.messages import AdapterRef
 
 log = logging.getLogger(__name__)
-
-READERS = 4
-"""Reads at a time. One that hangs must not hold up the others."""
 
 
 class AdapterError(Exception):
@@ -42,11 +40,6 @@ class Resident:
         self.leases = 0
         self.tables: dict[str, Any] = {}
         """What kernels derive from layout and pages."""
-
-
-class _Read(NamedTuple):
-    future: Future[Slab]
-    deadline: float
 
 
 class AdapterPager:
@@ -70,19 +63,13 @@ class AdapterPager:
         self._pool = pool
         self._reclaim = reclaim
         self._buffer = buffer
-        self._read = read
+        self._reader = AdapterReader(read, wake, costs, read_s_max, clock)
         self._host_bytes = host_bytes
-        self._wake = wake
         self._costs = costs
-        self._read_s_max = read_s_max
-        self._clock = clock
-        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="adapter-reader")
-        self._reading: OrderedDict[str, _Read] = OrderedDict()  # the next deadline first
-        self._given_up: dict[str, _Read] = {}  # those whose deadline is past
-        self._finished: deque[str] = deque()  # appended to by the reading threads
         self._failed: dict[str, AdapterError] = {}
         self._host: OrderedDict[str, Slab] = OrderedDict()  # least recently used first
         self._host_used = 0
+        self._ahead: dict[str, int] = {}  # bytes of those that were read and wait for their lease
         self._resident: dict[str, Resident] = {}
         self._wanted: Counter[str] = Counter()
         self._retired: set[str] = set()
@@ -91,7 +78,6 @@ class AdapterPager:
         """Pages of adapters that nobody leases, and that are not pinned."""
         self.held_pages = 0
         """Pages of all other adapters in the pool."""
-        self.reads = 0
         self.loads = 0
         self.bytes_loaded = 0
 
@@ -102,10 +88,10 @@ class AdapterPager:
 
     # --- a request waits for a version ----------------------------------------------------------
 
-    def want(self, ref: AdapterRef) -> None:
-        """A request waits for this version: begin to read it unless it is at hand."""
+    def want(self, ref: AdapterRef, tenant: str = "") -> None:
+        """A request waits for this version: have it read unless it is at hand."""
         self._wanted[ref.digest] += 1
-        self._fetch(ref)
+        self._fetch(ref, tenant)
 
     def unwant(self, digest: str) -> None:
         """The request has its lease, or is gone."""
@@ -114,14 +100,17 @@ class AdapterPager:
             return
         del self._wanted[digest]
         self._failed.pop(digest, None)  # all who waited were told; a later request tries again
+        self._ahead.pop(digest, None)
+        self._reader.withdraw(digest)
         self._drop_if_retired(digest)
+        self._read_on()
 
-    def ready(self, ref: AdapterRef) -> bool:
+    def ready(self, ref: AdapterRef, tenant: str = "") -> bool:
         """True if the version can be leased; if not, it is being read, or `failure` has the
         reason why it is not."""
         if ref.digest in self._resident or ref.digest in self._host:
             return True
-        self._fetch(ref)
+        self._fetch(ref, tenant)
         return False
 
     def failure(self, digest: str) -> AdapterError | None:
@@ -132,69 +121,57 @@ class AdapterPager:
         """Take over what the reading threads have finished, once per iteration. Returns the
         versions that are no longer being read: they are ready, or `failure` says why not."""
         settled = []
-        while self._finished:
-            digest = self._finished.popleft()
-            read = self._reading.pop(digest, None) or self._given_up.pop(digest)
-            self._take_over(digest, read.future)
+        for digest, future in self._reader.finished():
+            self._take_over(digest, future)
             settled.append(digest)
-        return settled + self._give_up()
+        for digest in self._reader.overdue():
+            if digest in self._wanted:
+                self._failed[digest] = _no_answer()
+                settled.append(digest)
+        self._read_on()
+        return settled
 
     @property
     def settled(self) -> bool:
         """Whether `collect` would have something to say."""
-        return bool(self._finished) or self._late()
+        return self._reader.has_news
 
-    def _fetch(self, ref: AdapterRef) -> None:
+    @property
+    def reads(self) -> int:
+        """Reads begun."""
+        return self._reader.reads
+
+    def _fetch(self, ref: AdapterRef, tenant: str) -> None:
         digest = ref.digest
         if digest in self._resident or digest in self._host or digest in self._failed:
             return
-        if digest in self._reading:
-            return
-        if digest in self._given_up:
+        if self._reader.gave_up(digest):
             self._failed[digest] = _no_answer()
             return
-        self.reads += 1
-        future = self._threads.submit(self._timed_read, ref)
-        self._reading[digest] = _Read(future, self._clock() + self._read_s_max)
-        future.add_done_callback(lambda _: self._report(digest))
+        self._reader.ask(ref, tenant)
+        self._read_on()
 
-    def _report(self, digest: str) -> None:
-        """On a reading thread, mostly."""
-        self._finished.append(digest)
-        self._wake()
-
-    def _timed_read(self, ref: AdapterRef) -> Slab:
-        started = time.perf_counter()
-        slab = self._read(ref)
-        self._costs.read.measured(slab.bytes, time.perf_counter() - started)
-        return slab
+    def _read_on(self) -> None:
+        """Begin reads, as far ahead of the leases as host memory has room; one in any case, for
+        an adapter may be larger than all of it."""
+        if self._ahead or self._reader.reading:
+            self._reader.begin(self._host_bytes - sum(self._ahead.values()))
+        else:
+            self._reader.begin_one()
 
     def _take_over(self, digest: str, future: Future[Slab]) -> None:
         error = future.exception()
         if error is None:
             self._failed.pop(digest, None)  # it came after its deadline, but it came
             if digest in self._wanted or digest not in self._retired:
-                self._host[digest] = future.result()
-                self._host_used += future.result().bytes
+                slab = self._host[digest] = future.result()
+                self._host_used += slab.bytes
+                if digest in self._wanted:
+                    self._ahead[digest] = slab.bytes
                 self._trim_host(keep=digest)
         elif digest in self._wanted:
             self._failed[digest] = _for_tenant(digest, error)
         self._drop_if_retired(digest)
-
-    def _give_up(self) -> list[str]:
-        """Wanted versions whose reading takes too long, and whose requests don't know yet."""
-        late = []
-        while self._late():
-            digest, read = self._reading.popitem(last=False)
-            self._given_up[digest] = read
-            if digest in self._wanted:
-                self._failed[digest] = _no_answer()
-                late.append(digest)
-        return late
-
-    def _late(self) -> bool:
-        first = next(iter(self._reading.values()), None)
-        return first is not None and self._clock() > first.deadline
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -220,6 +197,7 @@ class AdapterPager:
             self.idle_pages -= len(resident.pages)
             self.held_pages += len(resident.pages)
         resident.leases += 1
+        self._ahead.pop(digest, None)
         size_bytes = len(resident.pages) * self._buffer.page_bytes
         at_hand = digest in self._host
         if at_hand:
@@ -295,7 +273,7 @@ class AdapterPager:
         return digest in self._retired
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._reader.close()
 
     def pinned_pages(self, but: str | None) -> int:
         """Pages of pinned adapters in the pool, `but` that one's."""
@@ -324,7 +302,7 @@ class AdapterPager:
         self._drop_from_host(digest)
         if digest in self._resident:
             self.evict(digest)
-        if digest not in self._reading and digest not in self._given_up:
+        if digest not in self._reader:
             self._retired.discard(digest)
 
     def _drop_from_host(self, digest: str) -> None:

@@ -125,9 +125,9 @@ class Admission:
             self._wait(sequence)
             return
         pager = self._memory.pager
-        pager.want(adapter)
+        pager.want(adapter, sequence.key)
         # one whose adapter is known to be bad is told so when its turn comes
-        if not pager.ready(adapter) and pager.failure(adapter.digest) is None:
+        if not pager.ready(adapter, sequence.key) and pager.failure(adapter.digest) is None:
             self.waiting.push(sequence, parked=True)
         else:
             self._wait(sequence)
@@ -164,7 +164,7 @@ class Admission:
             key = min(keys, key=self.counters.served.__getitem__)
             sequence = self.waiting.head(key, self._adapters_in_use())
             adapter = sequence.request.adapter
-            if adapter is not None and not self._memory.pager.ready(adapter):
+            if adapter is not None and not self._memory.pager.ready(adapter, key):
                 self._read_again(sequence, events)
             elif not self._running and self._missing_pages(sequence) > 0:
                 self.leave(sequence.id)

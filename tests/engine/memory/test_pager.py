@@ -232,3 +232,23 @@ def test_unload_during_the_read_drops_what_was_read(make_pager: MakePager, store
     store.open.set()
     pager.settle(ref(1))
     assert pager.host_count == 0
+
+
+def test_m2_host_memory_keeps_to_its_bytes_while_hundreds_wait(make_pager: MakePager, store: Store):
+    """Reads run ahead of the leases only as far as there is room, and go on as they are taken."""
+    pager = make_pager(host_slabs=5)
+    for digest in range(100):
+        pager.want(ref(digest), "tenant")
+    most = 0
+    for digest in range(100):
+        while not pager.ready(ref(digest), "tenant"):
+            assert pager.woken.wait(5)
+            pager.woken.clear()
+            pager.collect()
+        most = max(most, pager.host_count)
+        pager.lease(str(digest))
+        pager.unwant(str(digest))
+        pager.release(str(digest))
+        pager.reclaim(0 if pager.pool.free >= PAGES_EACH else PAGES_EACH)
+    assert store.reads == [str(digest) for digest in range(100)]
+    assert most <= 5 + 1  # one may be on its way when the first tells how large they are

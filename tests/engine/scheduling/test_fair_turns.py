@@ -175,7 +175,7 @@ def calls_of_an_iteration(parked: int) -> int:
     """Python calls while one iteration is planned beside requests whose adapters are being read."""
     simulation = Simulation(1_000, STEP_TOKENS, RUNNING_MAX)
     reading = threading.Event()
-    simulation.pager._read = lambda ref: reading.wait(30)  # type: ignore[assignment,return-value]
+    simulation.pager._reader._read = lambda ref: reading.wait(30)  # type: ignore[assignment,return-value]
     scheduler = simulation.scheduler
     scheduler.submit(Submit("runs", [1] * 20, 50, Sampling()))
     for index in range(parked):
