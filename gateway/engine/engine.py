@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numba
 import torch
+from torch import Tensor
 
 from gateway.engine import kernels
 from gateway.engine.memory.buffer import KvShape, PageBuffer
-from gateway.engine.memory.pager import AdapterPager
+from gateway.engine.memory.pager import AdapterPager, Resident
 from gateway.engine.memory.pages import PagePool
 from gateway.engine.messages import EngineSettings, Event, ModelInfo, Stats, Submit
 from gateway.engine.model import weights
@@ -20,6 +21,8 @@ from gateway.engine.model.batch import Batch
 from gateway.engine.model.config import ModelConfig
 from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.errors import ModelError
+from gateway.engine.model.graph_check import checked_graphs
+from gateway.engine.model.graphs import CudaGraphs, NoGraphs
 from gateway.engine.model.rope import Rope
 from gateway.engine.model.sampling import Draw, sample
 from gateway.engine.model.warm_up import warm_up
@@ -50,6 +53,7 @@ class Engine:
             raise ModelError(
                 f"engine.pool_mib = {settings.pool_mib} is more than can be had; lower it"
             ) from error
+        self._buffer = buffer
         projections = _projections(config)
         self.pool = PagePool(pages)
         self.pager = AdapterPager(
@@ -74,6 +78,17 @@ class Engine:
             kernels.choose(self.device),
         )
         warm_up(self._decoder, projections)
+        self._graphs = (
+            checked_graphs(
+                self._decoder,
+                projections,
+                min(limits.running_max, pages),  # each sequence has a page of its own at least
+                limits.context_tokens,
+                CudaGraphs,
+            )
+            if self.device == "cuda" and settings.cuda_graphs
+            else NoGraphs()
+        )
         self._block_tokens = settings.block_tokens
         self.info = ModelInfo(
             digest=digest,
@@ -107,15 +122,23 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.slices:
             return plan.events
-        batch = Batch.pack(plan.slices, self._block_tokens, self.device)
-        logits_SV = self._decoder.forward(batch)
+        logits_SV = self._forward(plan.slices)
         draws = [
             Draw(item.sequence.request.sampling, len(item.sequence.tokens))
             for item in plan.slices
             if item.samples
         ]
-        self._count(plan.slices, len(batch.lora))
+        self._count(plan.slices)
         return plan.events + self.scheduler.commit(plan, sample(logits_SV, draws))
+
+    def _forward(self, slices: list[Slice]) -> Tensor:
+        for adapter in _adapters(slices).values():
+            self._buffer.settle(adapter.pages)
+        logits_SV = self._graphs.forward(slices)
+        if logits_SV is None:
+            batch = Batch.pack(slices, self._block_tokens, self.device)
+            logits_SV = self._decoder.forward(batch)
+        return logits_SV
 
     def stats(self, query_id: str) -> Stats:
         return Stats(
@@ -140,12 +163,21 @@ class Engine:
     def close(self) -> None:
         self.pager.close()
 
-    def _count(self, slices: list[Slice], adapters: int) -> None:
+    def _count(self, slices: list[Slice]) -> None:
         decodes = sum(item.sequence.generated > 0 and item.length == 1 for item in slices)
         self._iterations += 1
         self._decode_tokens += decodes
         self._prefill_tokens += sum(item.length for item in slices) - decodes
-        self._batch_adapters_max = max(self._batch_adapters_max, adapters)
+        self._batch_adapters_max = max(self._batch_adapters_max, len(_adapters(slices)))
+
+
+def _adapters(slices: list[Slice]) -> dict[str, Resident]:
+    """Those that these slices use, by digest."""
+    return {
+        item.sequence.digest: item.sequence.adapter
+        for item in slices
+        if item.sequence.digest is not None and item.sequence.adapter is not None
+    }
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[int, int]]:

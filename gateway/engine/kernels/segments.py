@@ -34,6 +34,24 @@ class Work(Generic[Item]):
         return derived
 
 
+class FixedWork(Work[Item]):
+    """A work list of whatever batch it is filled with, for launches that are recorded once: its
+    items are known to what implementations derive from them, and to nobody else."""
+
+    def __init__(self, items_max: int, derived: object) -> None:
+        super().__init__([])
+        self._items_max = items_max
+        self._fixed: Any = derived
+
+    def __len__(self) -> int:
+        """Items that there can be."""
+        return self._items_max
+
+    def derive(self, build: Callable[[Sequence[Item]], Derived]) -> Derived:
+        derived: Derived = self._fixed
+        return derived
+
+
 class AttentionSpan(NamedTuple):
     """Tokens `start:stop` of the batch belong to one sequence, the last ones of its context."""
 

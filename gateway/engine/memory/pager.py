@@ -189,6 +189,7 @@ class AdapterPager:
 
     def _evict(self, digest: str) -> None:
         resident = self._resident.pop(digest)
+        self._buffer.settle(resident.pages)
         self._pool.give(resident.pages, Owner("adapter", digest))
 
     def _trim_host(self, keep: str) -> None:

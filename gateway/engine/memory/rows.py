@@ -92,6 +92,13 @@ class RowTable(NamedTuple):
     """int64: first column of the group's fused output that the row adds to."""
     width_X: IntArray
     """int64: elements of the row."""
+    ranks_LGT2: IntArray
+    """int64 (layers, groups, targets, 2): each target's share of its group's rank, from and to;
+    the same twice where the target is not adapted."""
+    columns_GT2: IntArray
+    """int64 (groups, targets, 2): columns of each target that any layer adapts, in the same way."""
+    divisor: int
+    """The largest number that divides the offset and the width of every row, and `columns_GT2`."""
 
 
 class TargetRank(NamedTuple):
@@ -208,8 +215,15 @@ def _table(groups: Mapping[tuple[int, str], GroupRows]) -> RowTable:
     scale: list[float] = []
     column: list[int] = []
     width: list[int] = []
+    targets_max = max(len(targets) for targets in GROUPS.values())
+    ranks_LGT2 = np.zeros((*first_LG.shape, targets_max, 2), dtype=np.int64)
+    columns_GT2 = np.zeros(ranks_LGT2.shape[1:], dtype=np.int64)
     for (layer, group), rows in groups.items():
         place = layer, list(GROUPS).index(group)
+        for expand in rows.expand:
+            slot = GROUPS[group].index(expand.target)
+            ranks_LGT2[*place, slot] = expand.ranks.start, expand.ranks.stop
+            columns_GT2[place[1], slot] = expand.columns.start, expand.columns.stop
         first_LG[place], rank_LG[place] = len(page), rows.rank
         scale += [*rows.scales, *(0.0 for _ in rows.scales)]
         parts = [(rows.shrink, 0), *((part.rows, part.columns.start) for part in rows.expand)]
@@ -229,4 +243,7 @@ def _table(groups: Mapping[tuple[int, str], GroupRows]) -> RowTable:
         np.array(scale, dtype=np.float32),
         column_X,
         width_X,
+        ranks_LGT2,
+        columns_GT2,
+        int(np.gcd.reduce(np.concatenate((offset_X, width_X, columns_GT2), axis=None))),
     )

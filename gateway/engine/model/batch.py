@@ -61,12 +61,12 @@ class Batch:
                     for span, its_pages in zip(spans, used, strict=True)
                 ]
             ),
-            lora=Work(_segments(slices)),
+            lora=Work(lora_segments(slices)),
             last_S=torch.tensor(last, dtype=torch.long, device=device),
         )
 
 
-def _segments(slices: list[Slice]) -> list[LoraSegment]:
+def lora_segments(slices: list[Slice]) -> list[LoraSegment]:
     """Runs of tokens with the same adapter; the plan has put them side by side."""
     segments: list[LoraSegment] = []
     start = 0

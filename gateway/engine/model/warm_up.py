@@ -19,12 +19,10 @@ def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> Non
     """Before anything lies in the pool: uses its first two pages, and leaves them zero."""
     buffer = decoder.buffer
     page_elements = buffer.shape.page_elements
-    # an adapter with a row longer than a page is refused when it is read
-    storable = [name for name, shape in projections.items() if max(shape) <= page_elements]
     ranks = {
         (layer, target): TargetRank(1, 1.0)
         for layer in range(decoder.config.layers)
-        for target in storable
+        for target in storable(projections, page_elements)
     }
     layout = RowLayout.plan(ranks, projections, page_elements)
     rows_in_zeros = LoraSegment(0, 3, layout, [0] * layout.pages)
@@ -47,3 +45,8 @@ def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> Non
         )
     )
     buffer.pages_NP[:2] = 0
+
+
+def storable(projections: Mapping[str, tuple[int, int]], page_elements: int) -> list[str]:
+    """Targets that an adapter can have; one with a row longer than a page is refused when read."""
+    return [name for name, shape in projections.items() if max(shape) <= page_elements]

@@ -46,9 +46,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_op_equals_the_reference_in_the_interpreter():
-    path = "tests/engine/kernels/interpreted.py"
-    done = run("-m", "pytest", "-q", path)
+@pytest.mark.parametrize("file", ["interpreted.py", "interpreted_graphs.py"])
+def test_all_is_right_in_the_interpreter(file: str):
+    done = run("-m", "pytest", "-q", f"tests/engine/kernels/{file}")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
