@@ -201,11 +201,11 @@ def test_an_engine_whose_graphs_fail_or_are_wrong_starts_without(
     assert not decoder.buffer.pages_NP.any()
 
 
-@pytest.mark.parametrize("index", [gpu_fixed.ITEMS, gpu_fixed.LISTS - 2, gpu_fixed.LISTS - 1])
+@pytest.mark.parametrize("index", [gpu_fixed.ITEMS, gpu_fixed.LISTS - 1])
 def test_one_row_too_few_in_a_list_is_noticed_at_the_start(
     index: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of the keys, and of the shrink and the expand of the last group."""
+    """Of the keys, and of the last group."""
     packed = gpu_upload.packed
 
     def short(tables: list[np.ndarray]) -> np.ndarray:
