@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gateway.engine import kernels
+from gateway.engine.kernels.gpu_graphs import CudaGraphs
 from gateway.engine.memory.buffer import KvShape, PageBuffer
 from gateway.engine.memory.pager import AdapterPager, Resident
 from gateway.engine.memory.pages import PagePool
@@ -22,7 +23,7 @@ from gateway.engine.model.config import ModelConfig
 from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.errors import ModelError
 from gateway.engine.model.graph_check import checked_graphs
-from gateway.engine.model.graphs import CudaGraphs, NoGraphs
+from gateway.engine.model.graphs import NoGraphs
 from gateway.engine.model.rope import Rope
 from gateway.engine.model.sampling import Draw, sample
 from gateway.engine.model.warm_up import warm_up

@@ -42,6 +42,7 @@ from gateway.engine.memory.rows import GROUPS
 PAGE_LIST, ITEMS, MERGES, GROUP_LISTS = 0, 1, 2, 3
 LISTS = GROUP_LISTS + 2 * len(GROUPS)
 
+NO_ROWS: Table = np.zeros((0, 0), dtype=np.int64)
 NOWHERE = -1
 """Page of a row of padding."""
 RANKS_PER_TOKEN = 1024
@@ -154,14 +155,16 @@ class FixedTables:
         lists = list(self._attention_tables(decodes))
         if len(lists[ITEMS]) > self._items_max(rows):
             return False
-        adapters = BatchAdapters(segments, self._pages_NP)
-        if self._aligned and not adapters.aligned:
-            return False
-        for group in GROUPS:
-            tables = adapters.cut(group)
-            if tables.elements > rows * RANKS_PER_TOKEN:
+        if segments:
+            adapters = BatchAdapters(segments, self._pages_NP)
+            groups = [adapters.cut(group) for group in GROUPS]
+            if any(tables.elements > rows * RANKS_PER_TOKEN for tables in groups):
                 return False
-            lists += tables.shrink, tables.expand
+            if self._aligned and not adapters.aligned:
+                return False
+            lists += chain.from_iterable((tables.shrink, tables.expand) for tables in groups)
+        else:
+            lists += [NO_ROWS] * (2 * len(GROUPS))
         run = np.concatenate((self._step_tables(decodes), packed(lists)), axis=None)
         there = staged(run.nbytes, self._run.device).view(torch.int64)
         there.numpy()[:] = run

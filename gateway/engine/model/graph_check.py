@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from gateway.engine.kernels.gpu_fixed import FixedTables
+from gateway.engine.kernels.gpu_graphs import Record
 from gateway.engine.memory.pager import Resident
 from gateway.engine.memory.rows import RowLayout, TargetRank
 from gateway.engine.messages import AdapterRef, Sampling, Submit
 from gateway.engine.model.batch import Batch
 from gateway.engine.model.decoder import Decoder
-from gateway.engine.model.graphs import DecodeGraphs, NoGraphs, Record
+from gateway.engine.model.graphs import DecodeGraphs, NoGraphs
 from gateway.engine.model.warm_up import storable
 from gateway.engine.scheduling.plan import Slice
 from gateway.engine.scheduling.sequence import Sequence

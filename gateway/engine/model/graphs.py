@@ -7,22 +7,17 @@ adapters, ranks, lengths) lies in tables that are filled anew for each step
 whatever adapters there are or will be.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gateway.engine.kernels.gpu_fixed import Decode, FixedTables
+from gateway.engine.kernels.gpu_graphs import Record, Run
 from gateway.engine.kernels.segments import LoraSegment, Work
 from gateway.engine.model.batch import Batch, lora_segments
 from gateway.engine.model.decoder import Decoder
 from gateway.engine.scheduling.plan import Slice
-
-Run = Callable[[], Tensor]
-Record = Callable[[Run], Run]
-"""From something to compute to what computes the same again, with what its inputs hold then."""
 
 
 class NoGraphs:
@@ -73,26 +68,6 @@ class DecodeGraphs:
             lora=self._tables.lora(rows) if adapted else nothing,
             last_S=torch.arange(rows, device=tokens_T.device),
         )
-
-
-class CudaGraphs:
-    """Records into CUDA graphs that share one pool of memory: they never run at the same time."""
-
-    def __init__(self) -> None:
-        self._pool: Any = torch.cuda.graph_pool_handle()
-
-    def __call__(self, run: Run) -> Run:
-        run()  # what compiles or allocates for good does so outside the graph
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            logits_SV = run()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits_SV
-
-        return replay
 
 
 def sizes(rows_max: int) -> list[int]:

@@ -19,13 +19,14 @@ use_interpreter()
 
 from gateway.engine.kernels import gpu, gpu_attention, gpu_fixed, gpu_lora, gpu_upload  # noqa: E402
 from gateway.engine.kernels.gpu_fixed import FixedTables  # noqa: E402
+from gateway.engine.kernels.gpu_graphs import Record, Run  # noqa: E402
 from gateway.engine.memory.pager import Resident  # noqa: E402
 from gateway.engine.messages import AdapterRef, Sampling, Submit  # noqa: E402
 from gateway.engine.model import graph_check  # noqa: E402
 from gateway.engine.model.batch import Batch  # noqa: E402
 from gateway.engine.model.decoder import Decoder  # noqa: E402
 from gateway.engine.model.graph_check import checked_graphs  # noqa: E402
-from gateway.engine.model.graphs import DecodeGraphs, NoGraphs, Record, Run, sizes  # noqa: E402
+from gateway.engine.model.graphs import DecodeGraphs, NoGraphs, sizes  # noqa: E402
 from gateway.engine.model.rope import Rope  # noqa: E402
 from gateway.engine.scheduling.plan import Slice  # noqa: E402
 from gateway.engine.scheduling.sequence import Sequence as Request  # noqa: E402
