@@ -174,10 +174,9 @@ class Steps:
             (item.token, item.position, item.pages[-1], item.position % block_tokens)
             for item in decodes
         ]
-        step, pages = upload(
-            [np.array(inputs).T.copy(), np.concatenate([item.pages for item in decodes])],
-            self.buffer.pages_NP.device,
-        )
+        columns = [np.array(column) for column in zip(*inputs, strict=True)]
+        pages_of_all = np.concatenate([item.pages for item in decodes])
+        *step, pages = upload([*columns, pages_of_all], self.buffer.pages_NP.device)
         stops = np.cumsum([len(item.pages) for item in decodes]).tolist()
         spans = [
             AttentionSpan(row, row + 1, item.position + 1, its_pages)

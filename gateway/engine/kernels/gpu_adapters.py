@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gateway.engine.kernels.gpu_spans import numbered
-from gateway.engine.kernels.gpu_upload import Table, WorkList, upload, upload_lists
+from gateway.engine.kernels.gpu_upload import Table, WorkList, lists_in, packed, upload
 from gateway.engine.kernels.segments import LoraSegment
 from gateway.engine.memory.rows import GROUPS, RowLayout
 
@@ -131,8 +131,10 @@ class Segments:
             self._adapters = BatchAdapters(self._segments, pages_NP)
         if group not in self._work:
             tables = self._adapters.cut(group)
-            shrink, expand = upload_lists([tables.shrink, tables.expand], pages_NP.device)
-            (tiles,) = upload([tiles_of(self._adapters.columns(group))], pages_NP.device)
+            lists = tables.shrink, tables.expand
+            columns = self._adapters.columns(group)
+            run, tiles = upload([packed(lists), tiles_of(columns)], pages_NP.device)
+            shrink, expand = lists_in(run, lists)
             self._work[group] = GroupWork(
                 shrink, expand, tiles, tables.elements, self._adapters.aligned
             )

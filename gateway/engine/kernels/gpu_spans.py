@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gateway.engine.kernels.gpu_upload import Table, WorkList, upload_lists
+from gateway.engine.kernels.gpu_upload import Table, WorkList, lists_in, packed, upload
 from gateway.engine.kernels.segments import AttentionSpan
 
 TILE_ENTRIES = 4
@@ -66,11 +66,12 @@ def _attention_work(
         *cut(_tiles(prefills, prefill.tokens), window, prefill.split_keys),
         *cut(_tiles(decodes, decode.tokens), window, decode.split_keys),
     ]
-    uploaded = upload_lists(tables, spans[0].pages.device)
+    (run,) = upload([packed(tables)], spans[0].pages.device)
+    lists = lists_in(run, tables)
     return AttentionWork(
         torch.cat([span.pages for span in spans]),
-        SpanWork(*uploaded[:2]),
-        SpanWork(*uploaded[2:]),
+        SpanWork(*lists[:2]),
+        SpanWork(*lists[2:]),
     )
 
 

@@ -42,9 +42,8 @@ def packed(tables: Sequence[Table]) -> Table:
     return np.concatenate([np.array(heads, dtype=np.int64), *tables], axis=None)
 
 
-def upload_lists(tables: Sequence[Table], device: torch.device) -> list[WorkList]:
-    """The same int64 tables as lists on the device."""
-    (run,) = upload([packed(tables)], device)
+def lists_in(run: Tensor, tables: Sequence[Table]) -> list[WorkList]:
+    """The lists of a run that was packed of these tables."""
     return [
         WorkList(run[HEAD_ENTRIES * index :][:HEAD_ENTRIES], len(each))
         for index, each in enumerate(tables)

@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[3]
 triton = pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from gateway.engine.kernels import gpu, reference  # noqa: E402
+from gateway.engine.kernels.gpu_fixed import FixedTables  # noqa: E402
+from gateway.engine.kernels.gpu_graphs import Run  # noqa: E402
 from gateway.engine.memory.rows import GROUPS  # noqa: E402
+from gateway.engine.model.graphs import DecodeGraphs  # noqa: E402
 from gateway.engine.model.warm_up import warm_up  # noqa: E402
 from tests.engine.kernels.cases import attention_case, lora_case  # noqa: E402
 from tests.engine.kernels.compiling import (  # noqa: E402
@@ -117,6 +120,24 @@ def test_t1_the_first_batch_of_an_engine_compiles_all_that_any_batch_needs():
         warm = set(kernels)
         assert len(list(mixed_steps(decoder))) == 2
     assert set(kernels) == warm
+
+
+def test_t4_two_graphs_of_each_size_are_recorded_and_compile_nothing():
+    decoder = decoder_with(gpu)
+    tables = FixedTables(decoder.buffer.pages_NP, 4, MODEL_PROJECTIONS, 12, 64)
+    recorded: list[Run] = []
+
+    def record(run: Run) -> Run:
+        run()
+        recorded.append(run)
+        return run
+
+    with compile_for(90) as kernels:
+        warm_up(decoder, MODEL_PROJECTIONS)
+        warm = set(kernels)
+        DecodeGraphs(decoder, tables, 12).record(record)
+    assert set(kernels) == warm
+    assert len(recorded) == 2 * len([1, 2, 4, 8, 12])
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4])
