@@ -24,6 +24,7 @@ from gateway.engine.kernels.gpu_adapters import (
     BatchAdapters,
     Columns,
     GroupWork,
+    Segments,
     tiles_of,
 )
 from gateway.engine.kernels.gpu_adapters import ITEM_ENTRIES as LORA_ENTRIES
@@ -31,6 +32,7 @@ from gateway.engine.kernels.gpu_spans import (
     ITEM_ENTRIES,
     MERGE_ENTRIES,
     AttentionWork,
+    Spans,
     SpanWork,
     Tiling,
     cut,
@@ -108,10 +110,10 @@ class FixedTables:
         return Step(*(self._run[start : start + rows] for start in starts))
 
     def spans(self, rows: int) -> FixedWork[AttentionSpan]:
-        return FixedWork(rows, _FixedSpans(self, rows))
+        return FixedWork(rows, {Spans: _FixedSpans(self, rows)})
 
     def lora(self, rows: int) -> FixedWork[LoraSegment]:
-        return FixedWork(rows, _FixedSegments(self, rows))
+        return FixedWork(rows, {Segments: _FixedSegments(self, rows)})
 
     def attention_work(self, rows: int, window: int | None, decode: Tiling) -> AttentionWork:
         self._cut = window, decode.split_keys
@@ -199,7 +201,7 @@ class FixedTables:
 
 
 class _FixedSpans(NamedTuple):
-    """As `gpu_spans.Spans`."""
+    """In place of `Spans`."""
 
     tables: FixedTables
     rows: int
@@ -209,7 +211,7 @@ class _FixedSpans(NamedTuple):
 
 
 class _FixedSegments(NamedTuple):
-    """As `gpu_adapters.Segments`."""
+    """In place of `Segments`."""
 
     tables: FixedTables
     rows: int
