@@ -49,7 +49,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("file", ["interpreted.py", "interpreted_graphs.py"])
+@pytest.mark.parametrize(
+    "file", ["interpreted.py", "interpreted_graphs.py", "interpreted_engine.py"]
+)
 def test_all_is_right_in_the_interpreter(file: str):
     done = run("-m", "pytest", "-q", f"tests/engine/kernels/{file}")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
