@@ -101,10 +101,11 @@ def test_what_is_cheaper_to_bring_back_goes_first(block_s: float, adapter_stays:
 
 
 def test_of_equal_prefixes_the_less_used_one_goes():
-    memory = Memory(8)
+    memory = Memory(48)
+    memory.prefix("others", 40)  # among few, counts fade within a few uses
     often = memory.prefix("often", 4, uses=5)
     seldom = memory.prefix("seldom", 4)
-    memory.secure(4)
+    memory.secure(44)
     assert len(memory.radix.match(often)) == 4
     assert memory.radix.match(seldom) == []
 
