@@ -299,7 +299,7 @@ def test_row_23c_a_cancelled_request_is_in_no_later_step_and_holds_no_page(world
 def test_the_log_accounts_for_every_token_and_every_load(world: World):
     driver = Logged(world, running_max=4)
     for index in range(12):
-        driver.submit(Submit(str(index), prompt(index, 9), 5, GREEDY, world.refs[index % 6]))
+        driver.submit(Submit(str(index), prompt(index, 9), 5, GREEDY, world.refs[index % 7]))
     driver.finish()
     shares = [share for step in driver.log for share in step.shares]
     prefilled: Counter[str] = Counter()
