@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gateway.engine.kernels.gpu_spans import numbered
-from gateway.engine.kernels.gpu_upload import Table, WorkList, lists_in, packed, upload
+from gateway.engine.kernels.gpu_upload import NO_ROWS, Table, WorkList, lists_in, packed, upload
 from gateway.engine.kernels.segments import LoraSegment
 from gateway.engine.memory.rows import ALIGNMENT, GROUPS, RowLayout
 
@@ -99,6 +99,8 @@ class BatchAdapters:
     def cut(self, group: str) -> GroupTables:
         """Tiles of tokens of each adapter that has this group."""
         rank_S = self._rows[:, 2 + GROUP_INDEX[group]]
+        if not rank_S.any():  # as embeddings mostly
+            return GroupTables(NO_ROWS, NO_ROWS, 0)
         # the longest first, so that the short ones fill the gaps at the end
         order = np.argsort(-rank_S, kind="stable")[: np.count_nonzero(rank_S)]
         rank, (start, stop) = rank_S[order], self._rows[order, -2:].T

@@ -36,14 +36,20 @@ from gateway.engine.kernels.gpu_spans import (
     Tiling,
     cut,
 )
-from gateway.engine.kernels.gpu_upload import HEAD_ENTRIES, Table, WorkList, packed, staged
+from gateway.engine.kernels.gpu_upload import (
+    HEAD_ENTRIES,
+    NO_ROWS,
+    Table,
+    WorkList,
+    packed,
+    staged,
+)
 from gateway.engine.kernels.segments import AttentionSpan, FixedWork, LoraSegment
 from gateway.engine.memory.rows import ALIGNMENT, GROUPS
 
 PAGE_LIST, ITEMS, MERGES, GROUP_LISTS = 0, 1, 2, 3
 LISTS = GROUP_LISTS + 2 * len(GROUPS)
 
-NO_ROWS: Table = np.zeros((0, 0), dtype=np.int64)
 NOWHERE = -1
 """Page of a row of padding."""
 RANKS_PER_TOKEN = 1024

@@ -12,6 +12,7 @@ Table = np.ndarray[Any, np.dtype[Any]]
 ALIGNMENT_BYTES = 16
 """Every table begins at a multiple: Triton compiles a kernel again for pointers that don't."""
 HEAD_ENTRIES = 2
+NO_ROWS: Table = np.zeros((0, 0), dtype=np.int64)
 
 
 class WorkList(NamedTuple):
