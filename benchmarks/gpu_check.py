@@ -4,7 +4,8 @@ Needs a CUDA GPU, torch ≥ 2.11, triton ≥ 3.6 and numpy, and nothing else of 
 compared with the reference in plain torch, then timed on layers of Llama-3-8B's shape with random
 weights. Caches are flushed before each call, as the base weights flush them in the engine. The
 share is the time to move the bytes that must be moved, at the bandwidth measured here, ÷ the time
-taken. Under 5 minutes.
+taken. Whole decoding steps are recorded as CUDA graphs, compared and timed with the same steps
+launched one by one. Under 5 minutes.
 
     python -m benchmarks.gpu_check          all of it
     python -m benchmarks.gpu_check --dry    the comparison alone, in Triton's interpreter, no GPU
@@ -23,7 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu_step import Rows, Steps, difference, times
 from gateway.engine.kernels import choose, reference
+from gateway.engine.kernels.gpu_graphs import CudaGraphs, Record, Run
 from gateway.engine.memory.rows import GROUPS
 from tests.engine.kernels.cases import (
     LAYER,
@@ -75,6 +78,8 @@ RANKS = (8, 16, 32, 64)
 CHUNK = 512
 FLUSH_BYTES = 256 * 2**20
 REPEATS = 20
+MANY = 64
+"""Rows of the largest step that is recorded."""
 
 
 def main() -> None:
@@ -83,14 +88,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.dry:
         use_interpreter()
-        _judge(
-            check(
-                choose("cuda", batch_invariant=False),
-                "cpu",
-                [SMALL, ODD],
-                [torch.float32, torch.bfloat16],
-            )
-        )
+        kernels, dtypes = choose("cuda", batch_invariant=False), [torch.float32, torch.bfloat16]
+        errors = check(kernels, "cpu", [SMALL, ODD], dtypes)
+        _judge(errors | check_graphs(kernels, "cpu", [SMALL, ODD], dtypes, lambda: _again))
         return
     if not torch.cuda.is_available():
         sys.exit(
@@ -100,13 +100,15 @@ def main() -> None:
     kernels = choose("cuda", batch_invariant=False)
     dtypes = [torch.float32, torch.bfloat16, torch.float16]
     errors = check(kernels, "cuda", [SMALL, ODD, LLAMA], dtypes)
+    errors |= check_graphs(kernels, "cuda", [SMALL, ODD, LLAMA], dtypes, CudaGraphs)
     bandwidth = memory_bandwidth()
     print(f"\n{torch.cuda.get_device_name()}: {bandwidth / 1e9:.0f} GB/s copied\n")
     rows = [row.over(bandwidth) for row in timings(kernels)]
+    steps = list(time_steps(kernels))
     compiled = list(resources())
     result = {"benchmark": "gpu_check", "gpu": torch.cuda.get_device_name(),
               "torch": torch.__version__, "bandwidth": bandwidth, "errors": errors,
-              "timings": rows, "kernels": compiled}  # fmt: skip
+              "timings": rows, "steps": steps, "kernels": compiled}  # fmt: skip
     print(json.dumps(result))
     _judge(errors)
 
@@ -175,6 +177,36 @@ def _row_errors(
     yield "rotate", allowed.share(kernels.rotate(q_THE, cos_TE, sin_TE), expected)
 
 
+def check_graphs(
+    kernels: ModuleType,
+    device: str,
+    models: list[Model],
+    dtypes: list[torch.dtype],
+    recorder: Callable[[], Record],
+) -> dict[str, float]:
+    """Of steps with no adapter, 1, 2 and one for each row, after larger and after smaller ones."""
+    errors: dict[str, float] = {}
+    for model in models:
+        for dtype in dtypes:
+            rows, context = (MANY, 700) if model is LLAMA else (3, 270)
+            mixes = [Rows(rows, 5, rows), Rows(1, context, 1), Rows(2, 40, 2), Rows(rows - 1, 9, 0)]
+            with torch.inference_mode():
+                steps = Steps(kernels, model, dtype, device, rows, context)
+                error = difference(steps, recorder(), [*mixes, *mixes[::-1]])
+            name = {LLAMA: "llama", SMALL: "small", ODD: "odd"}[model]
+            kind = str(dtype).removeprefix("torch.")
+            errors[f"graph of a step {name} {kind}"] = error
+            verdict = "" if error <= 1 else "   WRONG"
+            print(f"{'graph of a step':<28}{name:>6}{kind:>10}   {error:.3f}{verdict}", flush=True)
+    return errors
+
+
+def _again(run: Run) -> Run:
+    """In place of a recording where there is no GPU."""
+    run()
+    return run
+
+
 # --- fast? ----------------------------------------------------------------------------------------
 
 
@@ -211,6 +243,20 @@ def timings(kernels: ModuleType) -> Iterator[Timing]:
         yield from _time_lora(clock, kernels, group, [CHUNK])
     for tokens in (1, 64, CHUNK):
         yield from _time_rows(clock, kernels, tokens)
+
+
+def time_steps(kernels: ModuleType) -> Iterator[dict[str, Any]]:
+    """Layers of a step on the host's clock, tables included."""
+    print(f"\n{'step':<36}{'launched, µs':>14}{'graph, µs':>12}{'×':>7}")
+    for rows in BATCHES:
+        for adapters in sorted({0, 1, rows}):
+            with torch.inference_mode():
+                steps = Steps(kernels, LLAMA, torch.bfloat16, "cuda", rows, 1024)
+                launched, graph = times(steps, CudaGraphs(), Rows(rows, 1024, adapters))
+            name = f"{rows} × context 1024, {adapters} adapters"
+            print(f"{name:<36}{launched * 1e6:>14.0f}{graph * 1e6:>12.0f}"
+                  f"{launched / graph:>7.2f}", flush=True)  # fmt: skip
+            yield {"step": name, "launched": launched, "graph": graph}
 
 
 def _time_attention(

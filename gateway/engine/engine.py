@@ -9,8 +9,10 @@ from pathlib import Path
 
 import numba
 import torch
+from torch import Tensor
 
 from gateway.engine import kernels
+from gateway.engine.kernels.gpu_graphs import CudaGraphs
 from gateway.engine.memory.buffer import KvShape, PageBuffer
 from gateway.engine.memory.costs import Costs
 from gateway.engine.memory.pager import AdapterPager
@@ -25,12 +27,15 @@ from gateway.engine.model.batch import Batch
 from gateway.engine.model.config import ModelConfig
 from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.errors import ModelError
+from gateway.engine.model.graph_check import checked_graphs
+from gateway.engine.model.graphs import NoGraphs
 from gateway.engine.model.rope import Rope
 from gateway.engine.model.sampling import Draw, sample
 from gateway.engine.model.warm_up import warm_up
 from gateway.engine.scheduling.admission import Memory
 from gateway.engine.scheduling.limits import Limits
 from gateway.engine.scheduling.lookahead import ObservedLengths
+from gateway.engine.scheduling.plan import Slice
 from gateway.engine.scheduling.scheduler import Scheduler
 from gateway.engine.steplog import Share, StepRecord, shares
 
@@ -82,6 +87,7 @@ class Engine:
             raise ModelError(
                 f"engine.pool_mib = {settings.pool_mib} is more than can be had; lower it"
             ) from error
+        self._buffer = buffer
         self.pool = PagePool(pages)
         reclaim, self._costs = ReclaimOrder(), Costs()
         self.pager = AdapterPager(
@@ -126,6 +132,17 @@ class Engine:
             kernels.choose(self.device, self.batch_invariant),
         )
         warm_up(self._decoder, self.info.targets)
+        self._graphs = (
+            checked_graphs(
+                self._decoder,
+                self.info.targets,
+                min(limits.running_max, pages),  # each sequence has a page of its own at least
+                limits.context_tokens,
+                CudaGraphs,
+            )
+            if self.device == "cuda" and settings.cuda_graphs
+            else NoGraphs()
+        )
         self._block_tokens = settings.block_tokens
         self._iterations = self._prefill_tokens = self._decode_tokens = self._cached_tokens = 0
         self._batch_adapters_max = 0
@@ -152,8 +169,7 @@ class Engine:
         planned = time.perf_counter()
         if not plan.slices:
             return plan.events
-        batch = Batch.pack(plan.slices, self._block_tokens, self.device)
-        logits_SV = self._decoder.forward(batch)
+        logits_SV = self._forward(plan.slices)
         draws = [
             Draw(item.sequence.request.sampling, len(item.sequence.tokens))
             for item in plan.slices
@@ -162,7 +178,7 @@ class Engine:
         sampled = sample(logits_SV, draws)
         computed = time.perf_counter()
         had = shares(plan)
-        self._count(had, len(batch.lora))
+        self._count(had)
         events = plan.events + self.scheduler.commit(plan, sampled)
         self._costs.step.measured(sum(item.length for item in plan.slices), computed - started)
         self._cached_tokens += sum(e.cached_tokens for e in events if isinstance(e, Finished))
@@ -170,6 +186,16 @@ class Engine:
             seconds = planned - started, computed - planned, time.perf_counter() - computed
             self._log(self._record(had, before, seconds))
         return events
+
+    def _forward(self, slices: list[Slice]) -> Tensor:
+        for item in slices:
+            if item.sequence.adapter is not None:
+                self._buffer.settle(item.sequence.adapter.pages)
+        logits_SV = self._graphs.forward(slices)
+        if logits_SV is None:
+            batch = Batch.pack(slices, self._block_tokens, self.device)
+            logits_SV = self._decoder.forward(batch)
+        return logits_SV
 
     def stats(self, query_id: str) -> Stats:
         return Stats(
@@ -196,10 +222,11 @@ class Engine:
     def close(self) -> None:
         self.pager.close()
 
-    def _count(self, had: list[Share], adapters: int) -> None:
+    def _count(self, had: list[Share]) -> None:
         self._iterations += 1
         self._decode_tokens += sum(share.decoded for share in had)
         self._prefill_tokens += sum(share.prefilled for share in had)
+        adapters = len({share.adapter for share in had} - {None})
         self._batch_adapters_max = max(self._batch_adapters_max, adapters)
 
     def _counts(self) -> tuple[int, int, int]:

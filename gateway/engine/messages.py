@@ -43,6 +43,10 @@ class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Requests queued at most; beyond it the engine answers `overloaded`."""
     host_adapters_mib: int = 1024
     """Host memory for adapters kept ready in page format."""
+    cuda_graphs: bool = True
+    """On CUDA, launch decoding steps as recorded graphs. At every start they are compared with
+    the same steps launched one by one; if they differ or memory is short, a warning says so and
+    the engine runs without. `false` saves their memory and a few seconds of the start."""
 
 
 # --- to the worker ------------------------------------------------------------------------------

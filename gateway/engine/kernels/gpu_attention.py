@@ -53,6 +53,9 @@ ONE = Tile(64, 64, 256, 3)
 """For prefill and decode alike in 16 bits: its splits are short, so that a decode keeps many
 multiprocessors busy; a prompt pays for them with more to merge."""
 MERGE_SPLITS = 16
+PROGRAMS = 512
+"""Of a recorded launch, whose items are counted on the device: a few for each multiprocessor.
+More would be waited for where there is no work for them, fewer would leave some idle."""
 
 ITEM = tl.constexpr(ITEM_ENTRIES)
 MERGE = tl.constexpr(MERGE_ENTRIES)
@@ -61,7 +64,7 @@ MERGE = tl.constexpr(MERGE_ENTRIES)
 def write_kv(
     k_TKE: Tensor, v_TKE: Tensor, cache_N2BKE: Tensor, page_T: Tensor, slot_T: Tensor
 ) -> None:
-    """Store the keys and values of each token in its page and slot."""
+    """Store the keys and values of each token in its page and slot; of page -1, nowhere."""
     _, _, block_tokens, kv_heads, head_dim = cache_N2BKE.shape
     _write_kv[(len(k_TKE),)](
         k_TKE,
@@ -102,10 +105,11 @@ def _write_kv(
 ):
     token = tl.program_id(0).to(tl.int64)
     head, e = tl.arange(0, BLOCK_K)[:, None], tl.arange(0, BLOCK_E)[None, :]
-    live = (head < K) & (e < E)
+    page = tl.load(pages + token)
+    live = (head < K) & (e < E) & (page >= 0)
     k_KE = tl.load(k + token * stride_k_token + head * stride_k_head + e, mask=live)
     v_KE = tl.load(v + token * stride_v_token + head * stride_v_head + e, mask=live)
-    to = cache + tl.load(pages + token) * stride_page + tl.load(slots + token) * K * E
+    to = cache + page * stride_page + tl.load(slots + token) * K * E
     tl.store(to + head * E + e, k_KE, mask=live)
     tl.store(to + B * K * E + head * E + e, v_KE, mask=live)
 
@@ -152,7 +156,7 @@ def _attention(
     )
     out_THE = torch.empty_like(q_THE, memory_format=torch.contiguous_format)
     for part, tile in ((work.prefill, prefill), (work.decode, decode)):
-        if len(part.items):
+        if part.items.rows_max:
             _launch(q_THE, cache_N2BKE, work.pages, part, tile, scale, window, out_THE)
     return out_THE
 
@@ -174,14 +178,14 @@ def _launch(
     heads, head_dim = q_THE.shape[1:]
     block_tokens, kv_heads = cache_N2BKE.shape[2:4]
     block_e = max(16, triton.next_power_of_2(head_dim))
-    items = len(work.items)
+    items, kv_programs = work.items.rows_max, work.items.programs(kv_heads, PROGRAMS)
     sums_IKME = q_THE.new_empty(items, kv_heads, tile.rows, head_dim, dtype=torch.float32)
     stats_IKM2 = q_THE.new_empty(items, kv_heads, tile.rows, 2, dtype=torch.float32)
-    _attend[items, kv_heads](
+    _attend[kv_programs, kv_heads](
         q_THE,
         cache_N2BKE,
         pages,
-        work.items,
+        work.items.head,
         sums_IKME,
         stats_IKM2,
         q_THE.stride(0),
@@ -199,10 +203,10 @@ def _launch(
         num_warps=4,
         num_stages=tile.stages,
     )
-    _merge[len(work.merges), heads](
+    _merge[work.merges.programs(heads, PROGRAMS), heads](
         sums_IKME,
         stats_IKM2,
-        work.merges,
+        work.merges.head,
         out_THE,
         G=heads // kv_heads,
         E=head_dim,
@@ -236,56 +240,59 @@ def _attend(
 ):
     """Softmax over one split, unnormalised: weighted sums of values, and (maximum, denominator).
     `scale` includes log2(e), as powers are of two. WINDOW 0: no window."""
-    item, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    kv_heads = tl.num_programs(1)
-    at = items + item * ITEM
-    first, tokens, position = tl.load(at), tl.load(at + 1), tl.load(at + 2).to(tl.int32)
-    table, split = pages + tl.load(at + 3), tl.load(at + 4).to(tl.int32)
+    kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
+    count, rows = tl.load(items).to(tl.int32), items + tl.load(items + 1)
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = rows + item * ITEM
+        first, tokens, position = tl.load(at), tl.load(at + 1), tl.load(at + 2).to(tl.int32)
+        table, split = pages + tl.load(at + 3), tl.load(at + 4).to(tl.int32)
 
-    m, e = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
-    token_M, head_M = m // G, kv_head * G + m % G
-    live_M, live_E = token_M < tokens, e < E
-    q_at = q + (first + token_M) * stride_q_token + head_M * stride_q_head
-    q_ME = tl.load(q_at[:, None] + e[None, :], mask=live_M[:, None] & live_E[None, :], other=0.0)
-    position_M = position + token_M
-
-    stop = tl.minimum((split + 1) * SPLIT, position + tokens.to(tl.int32))
-    start = split * SPLIT
-    if WINDOW:
-        start = tl.maximum(start, (position - WINDOW + 1) // BLOCK_N * BLOCK_N)
-    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    sum_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    for key in range(start, stop, BLOCK_N):
-        key_N = key + tl.arange(0, BLOCK_N)
-        live_N = key_N < stop
-        page_N = tl.load(table + key_N // B, mask=live_N, other=0)
-        row_N = page_N * stride_page + (key_N % B * kv_heads + kv_head) * E
-        kv_at = cache + row_N[:, None] + e[None, :]
-        live_NE = live_N[:, None] & live_E[None, :]
-        k_NE = tl.load(kv_at, mask=live_NE, other=0.0)
-        score_MN = tl.dot(q_ME, tl.trans(k_NE), input_precision="ieee") * scale
-        seen_MN = (key_N[None, :] <= position_M[:, None]) & live_N[None, :]
-        if WINDOW:
-            seen_MN = seen_MN & (key_N[None, :] > position_M[:, None] - WINDOW)
-        score_MN = tl.where(seen_MN, score_MN, float("-inf"))
-        new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1))
-        # a row that has seen nothing yet has no maximum to subtract
-        base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
-        weight_MN = tl.exp2(score_MN - base_M[:, None])
-        shrink_M = tl.exp2(max_M - base_M)
-        v_NE = tl.load(kv_at + B * kv_heads * E, mask=live_NE, other=0.0)
-        sum_M = sum_M * shrink_M + tl.sum(weight_MN, axis=1)
-        sum_ME = tl.dot(
-            weight_MN.to(v_NE.dtype), v_NE, sum_ME * shrink_M[:, None], input_precision="ieee"
+        m, e = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
+        token_M, head_M = m // G, kv_head * G + m % G
+        live_M, live_E = token_M < tokens, e < E
+        q_at = q + (first + token_M) * stride_q_token + head_M * stride_q_head
+        q_ME = tl.load(
+            q_at[:, None] + e[None, :], mask=live_M[:, None] & live_E[None, :], other=0.0
         )
-        max_M = new_max_M
+        position_M = position + token_M
 
-    row_M = (item * kv_heads + kv_head) * BLOCK_M + m
-    tl.store(stats + row_M * 2, max_M, mask=live_M)
-    tl.store(stats + row_M * 2 + 1, sum_M, mask=live_M)
-    to = sums + row_M[:, None] * E + e[None, :]
-    tl.store(to, sum_ME, mask=live_M[:, None] & live_E[None, :])
+        stop = tl.minimum((split + 1) * SPLIT, position + tokens.to(tl.int32))
+        start = split * SPLIT
+        if WINDOW:
+            start = tl.maximum(start, (position - WINDOW + 1) // BLOCK_N * BLOCK_N)
+        max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        sum_M = tl.zeros([BLOCK_M], tl.float32)
+        sum_ME = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+        for key in range(start, stop, BLOCK_N):
+            key_N = key + tl.arange(0, BLOCK_N)
+            live_N = key_N < stop
+            page_N = tl.load(table + key_N // B, mask=live_N, other=0)
+            row_N = page_N * stride_page + (key_N % B * kv_heads + kv_head) * E
+            kv_at = cache + row_N[:, None] + e[None, :]
+            live_NE = live_N[:, None] & live_E[None, :]
+            k_NE = tl.load(kv_at, mask=live_NE, other=0.0)
+            score_MN = tl.dot(q_ME, tl.trans(k_NE), input_precision="ieee") * scale
+            seen_MN = (key_N[None, :] <= position_M[:, None]) & live_N[None, :]
+            if WINDOW:
+                seen_MN = seen_MN & (key_N[None, :] > position_M[:, None] - WINDOW)
+            score_MN = tl.where(seen_MN, score_MN, float("-inf"))
+            new_max_M = tl.maximum(max_M, tl.max(score_MN, axis=1))
+            # a row that has seen nothing yet has no maximum to subtract
+            base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
+            weight_MN = tl.exp2(score_MN - base_M[:, None])
+            shrink_M = tl.exp2(max_M - base_M)
+            v_NE = tl.load(kv_at + B * kv_heads * E, mask=live_NE, other=0.0)
+            sum_M = sum_M * shrink_M + tl.sum(weight_MN, axis=1)
+            sum_ME = tl.dot(
+                weight_MN.to(v_NE.dtype), v_NE, sum_ME * shrink_M[:, None], input_precision="ieee"
+            )
+            max_M = new_max_M
+
+        row_M = (item * kv_heads + kv_head) * BLOCK_M + m
+        tl.store(stats + row_M * 2, max_M, mask=live_M)
+        tl.store(stats + row_M * 2 + 1, sum_M, mask=live_M)
+        to = sums + row_M[:, None].to(tl.int64) * E + e[None, :]
+        tl.store(to, sum_ME, mask=live_M[:, None] & live_E[None, :])
 
 
 @triton.jit
@@ -302,31 +309,33 @@ def _merge(
 ):
     """One head of one token: its splits, each weighted by its share of the denominator. Which
     splits are added up together depends on their places in the sequence only."""
-    at, head = merges + tl.program_id(0) * MERGE, tl.program_id(1)
-    kv_heads = tl.num_programs(1) // G
-    token, base, row = tl.load(at), tl.load(at + 1), tl.load(at + 4)
-    first, stop = tl.load(at + 2).to(tl.int32), tl.load(at + 3).to(tl.int32)
-    e = tl.arange(0, BLOCK_E)
-    max_ = tl.full([], float("-inf"), tl.float32)
-    denominator = tl.zeros([], tl.float32)
-    sum_E = tl.zeros([BLOCK_E], tl.float32)
-    for split in range(first // BLOCK_S * BLOCK_S, stop, BLOCK_S):
-        split_S = split + tl.arange(0, BLOCK_S)
-        live_S = (split_S >= first) & (split_S < stop)
-        row_S = ((base + split_S) * kv_heads + head // G) * M + row * G + head % G
-        max_S = tl.load(stats + row_S * 2, mask=live_S, other=float("-inf"))
-        sum_S = tl.load(stats + row_S * 2 + 1, mask=live_S, other=0.0)
-        sums_SE = tl.load(
-            sums + row_S[:, None] * E + e[None, :],
-            mask=live_S[:, None] & (e < E)[None, :],
-            other=0.0,
-        )
-        new_max = tl.maximum(max_, tl.max(max_S, axis=0))
-        origin = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weight_S = tl.exp2(max_S - origin)
-        shrink = tl.exp2(max_ - origin)
-        denominator = denominator * shrink + tl.sum(weight_S * sum_S, axis=0)
-        sum_E = sum_E * shrink + tl.sum(weight_S[:, None] * sums_SE, axis=0)
-        max_ = new_max
-    value_E = (sum_E / denominator).to(out.dtype.element_ty)
-    tl.store(out + (token * tl.num_programs(1) + head) * E + e, value_E, mask=e < E)
+    head, kv_heads = tl.program_id(1), tl.num_programs(1) // G
+    count, rows = tl.load(merges).to(tl.int32), merges + tl.load(merges + 1)
+    for merge in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = rows + merge * MERGE
+        token, base, row = tl.load(at), tl.load(at + 1), tl.load(at + 4)
+        first, stop = tl.load(at + 2).to(tl.int32), tl.load(at + 3).to(tl.int32)
+        e = tl.arange(0, BLOCK_E)
+        max_ = tl.full([], float("-inf"), tl.float32)
+        denominator = tl.zeros([], tl.float32)
+        sum_E = tl.zeros([BLOCK_E], tl.float32)
+        for split in range(first // BLOCK_S * BLOCK_S, stop, BLOCK_S):
+            split_S = split + tl.arange(0, BLOCK_S)
+            live_S = (split_S >= first) & (split_S < stop)
+            row_S = ((base + split_S) * kv_heads + head // G) * M + row * G + head % G
+            max_S = tl.load(stats + row_S * 2, mask=live_S, other=float("-inf"))
+            sum_S = tl.load(stats + row_S * 2 + 1, mask=live_S, other=0.0)
+            sums_SE = tl.load(
+                sums + row_S[:, None] * E + e[None, :],
+                mask=live_S[:, None] & (e < E)[None, :],
+                other=0.0,
+            )
+            new_max = tl.maximum(max_, tl.max(max_S, axis=0))
+            origin = tl.where(new_max == float("-inf"), 0.0, new_max)
+            weight_S = tl.exp2(max_S - origin)
+            shrink = tl.exp2(max_ - origin)
+            denominator = denominator * shrink + tl.sum(weight_S * sum_S, axis=0)
+            sum_E = sum_E * shrink + tl.sum(weight_S[:, None] * sums_SE, axis=0)
+            max_ = new_max
+        value_E = (sum_E / denominator).to(out.dtype.element_ty)
+        tl.store(out + (token * tl.num_programs(1) + head) * E + e, value_E, mask=e < E)

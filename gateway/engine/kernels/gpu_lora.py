@@ -30,6 +30,8 @@ from gateway.engine.memory.rows import ALIGNMENT
 
 SPLIT_INPUTS = 1024
 TILE_INPUTS = 128
+PROGRAMS = 1024
+"""Of a recorded launch, see `gpu_attention.PROGRAMS`; these programs are smaller."""
 
 ITEM = tl.constexpr(ITEM_ENTRIES)
 TILE = tl.constexpr(TILE_ENTRIES)
@@ -47,12 +49,12 @@ def lora_shrink(
     work = segments.derive(Segments).work(group, pages_NP)
     splits = triton.cdiv(width, SPLIT_INPUTS)
     shrunk = x_TD.new_empty(splits, work.elements, dtype=torch.float32)
-    if not len(work.shrink):
+    if not work.shrink.rows_max:
         return shrunk
-    _shrink[len(work.shrink), splits](
+    _shrink[work.shrink.programs(splits, PROGRAMS), splits](
         x_TD,
         pages_NP,
-        work.shrink,
+        work.shrink.head,
         shrunk,
         x_TD.stride(0),
         work.elements,
@@ -76,12 +78,12 @@ def lora_gather(
     """scale · column `token` of A, as `lora_shrink` returns it; there is nothing to sum."""
     work = segments.derive(Segments).work(group, pages_NP)
     gathered = pages_NP.new_empty(1, work.elements, dtype=torch.float32)
-    if not len(work.shrink):
+    if not work.shrink.rows_max:
         return gathered
-    _gather[(len(work.shrink),)](
+    _gather[(work.shrink.programs(1, PROGRAMS),)](
         tokens_T,
         pages_NP,
-        work.shrink,
+        work.shrink.head,
         gathered,
         layer,
         GROUP=GROUP_INDEX[group],
@@ -102,12 +104,12 @@ def lora_expand(
 ) -> None:
     """Add (shrunk Bᵀ) to the group's fused output, in place. Accumulates in float32."""
     work = segments.derive(Segments).work(group, pages_NP)
-    if not len(work.expand):
+    if not work.expand.rows_max:
         return
-    _expand[len(work.expand), len(work.tiles)](
+    _expand[work.expand.programs(len(work.tiles), PROGRAMS), len(work.tiles)](
         shrunk,
         pages_NP,
-        work.expand,
+        work.expand.head,
         work.tiles,
         y_TC,
         y_TC.stride(0),
@@ -150,32 +152,35 @@ def _shrink(
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    at, split = items + tl.program_id(0) * ITEM, tl.program_id(1)
-    table = tl.load(at).to(tl.pointer_type(tl.int64))
-    scales = tl.load(at + 1).to(tl.pointer_type(tl.float32))
-    token, tokens = tl.load(at + 2), tl.load(at + 3)
-    to, stride_to, first_rank = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
-    entries, rank = _group(table, layer, GROUP)
-    if first_rank >= rank:
-        return
-    t, r = tl.arange(0, BLOCK_T), first_rank + tl.arange(0, BLOCK_R)
-    live_T, live_R = t < tokens, r < rank
-    row = tl.load(entries + 1) + r
-    offset_R = tl.load(table + row, mask=live_R, other=0)
-    if ALIGNED:
-        offset_R = tl.multiple_of(offset_R, ALIGN)
-    sum_TR = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
-    for start in range(0, SPLIT, BLOCK_D):
-        d = split * SPLIT + start + tl.arange(0, BLOCK_D)
-        live_D = (d < D)[None, :]
-        x_at = x + (token + t)[:, None] * stride_x + d[None, :]
-        x_TD = tl.load(x_at, mask=live_T[:, None] & live_D, other=0.0)
-        a_at = pool + offset_R[:, None] + d[None, :]
-        a_RD = tl.load(a_at, mask=live_R[:, None] & live_D, other=0.0)
-        sum_TR = tl.dot(x_TD, tl.trans(a_RD), sum_TR, input_precision="ieee")
-    scale_R = tl.load(scales + row, mask=live_R, other=0.0)
-    to_TR = out + split * elements.to(tl.int64) + to + t[:, None] * stride_to + r[None, :]
-    tl.store(to_TR, sum_TR * scale_R[None, :], mask=live_T[:, None] & live_R[None, :])
+    split = tl.program_id(1)
+    count, work = tl.load(items).to(tl.int32), items + tl.load(items + 1)
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = work + item * ITEM
+        table = tl.load(at).to(tl.pointer_type(tl.int64))
+        scales = tl.load(at + 1).to(tl.pointer_type(tl.float32))
+        token, tokens = tl.load(at + 2), tl.load(at + 3)
+        to, stride_to, first_rank = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+        entries, rank = _group(table, layer, GROUP)
+        if first_rank < rank:
+            t, r = tl.arange(0, BLOCK_T), first_rank + tl.arange(0, BLOCK_R)
+            live_T, live_R = t < tokens, r < rank
+            row = tl.load(entries + 1) + r
+            offset_R = tl.load(table + row, mask=live_R, other=0)
+            if ALIGNED:
+                offset_R = tl.multiple_of(offset_R, ALIGN)
+            sum_TR = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
+            for start in range(0, SPLIT, BLOCK_D):
+                d = split * SPLIT + start + tl.arange(0, BLOCK_D)
+                live_D = (d < D)[None, :]
+                x_at = x + (token + t)[:, None] * stride_x + d[None, :]
+                x_TD = tl.load(x_at, mask=live_T[:, None] & live_D, other=0.0)
+                a_at = pool + offset_R[:, None] + d[None, :]
+                a_RD = tl.load(a_at, mask=live_R[:, None] & live_D, other=0.0)
+                sum_TR = tl.dot(x_TD, tl.trans(a_RD), sum_TR, input_precision="ieee")
+            scale_R = tl.load(scales + row, mask=live_R, other=0.0)
+            to_TR = out + split * elements.to(tl.int64) + to + t[:, None] * stride_to + r[None, :]
+            live_TR = live_T[:, None] & live_R[None, :]
+            tl.store(to_TR, sum_TR * scale_R[None, :], mask=live_TR)
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -189,24 +194,25 @@ def _gather(
     BLOCK_T: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    at = items + tl.program_id(0) * ITEM
-    table = tl.load(at).to(tl.pointer_type(tl.int64))
-    scales = tl.load(at + 1).to(tl.pointer_type(tl.float32))
-    first, count = tl.load(at + 2), tl.load(at + 3)
-    to, stride_to, first_rank = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
-    entries, rank = _group(table, layer, GROUP)
-    if first_rank >= rank:
-        return
-    t, r = tl.arange(0, BLOCK_T), first_rank + tl.arange(0, BLOCK_R)
-    live_T, live_R = t < count, r < rank
-    row = tl.load(entries + 1) + r
-    offset_R = tl.load(table + row, mask=live_R, other=0)
-    scale_R = tl.load(scales + row, mask=live_R, other=0.0)
-    token_T = tl.load(tokens + first + t, mask=live_T, other=0)
-    live_TR = live_T[:, None] & live_R[None, :]
-    a_TR = tl.load(pool + offset_R[None, :] + token_T[:, None], mask=live_TR, other=0.0)
-    to_TR = out + to + t[:, None] * stride_to + r[None, :]
-    tl.store(to_TR, a_TR.to(tl.float32) * scale_R[None, :], mask=live_TR)
+    count, work = tl.load(items).to(tl.int32), items + tl.load(items + 1)
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = work + item * ITEM
+        table = tl.load(at).to(tl.pointer_type(tl.int64))
+        scales = tl.load(at + 1).to(tl.pointer_type(tl.float32))
+        first, live = tl.load(at + 2), tl.load(at + 3)
+        to, stride_to, first_rank = tl.load(at + 4), tl.load(at + 5), tl.load(at + 6)
+        entries, rank = _group(table, layer, GROUP)
+        if first_rank < rank:
+            t, r = tl.arange(0, BLOCK_T), first_rank + tl.arange(0, BLOCK_R)
+            live_T, live_R = t < live, r < rank
+            row = tl.load(entries + 1) + r
+            offset_R = tl.load(table + row, mask=live_R, other=0)
+            scale_R = tl.load(scales + row, mask=live_R, other=0.0)
+            token_T = tl.load(tokens + first + t, mask=live_T, other=0)
+            live_TR = live_T[:, None] & live_R[None, :]
+            a_TR = tl.load(pool + offset_R[None, :] + token_T[:, None], mask=live_TR, other=0.0)
+            to_TR = out + to + t[:, None] * stride_to + r[None, :]
+            tl.store(to_TR, a_TR.to(tl.float32) * scale_R[None, :], mask=live_TR)
 
 
 @triton.jit(do_not_specialize=["elements", "layer"])
@@ -227,45 +233,48 @@ def _expand(
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    at, tile = items + tl.program_id(0) * ITEM, tiles + tl.program_id(1) * TILE
-    table = tl.load(at).to(tl.pointer_type(tl.int64))
-    token, tokens = tl.load(at + 2), tl.load(at + 3)
-    from_, stride_from = tl.load(at + 4), tl.load(at + 5)
+    tile = tiles + tl.program_id(1) * TILE
     slot, target, width, column = (
         tl.load(tile),
         tl.load(tile + 1),
         tl.load(tile + 2),
         tl.load(tile + 3),
     )
-    entries, rank = _group(table, layer, GROUP)
-    if rank == 0:
-        return
-    start, stop = tl.load(entries + 2 + 2 * slot), tl.load(entries + 3 + 2 * slot)
-    if start == stop:
-        return
     column = tl.multiple_of(column, BLOCK_C)
     if ALIGNED:
         target, width = tl.multiple_of(target, ALIGN), tl.multiple_of(width, ALIGN)
-    t, c = tl.arange(0, BLOCK_T), column + tl.arange(0, BLOCK_C)
-    live_T, live_C = t < tokens, c < width
-    rows = table + tl.load(entries + 1) + rank  # those of Bᵀ come after those of A
-    h_at = shrunk + from_ + t[:, None] * stride_from
-    sum_TC = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
-    for first in range(start.to(tl.int32), stop.to(tl.int32), BLOCK_R):
-        r = first + tl.arange(0, BLOCK_R)
-        live_R = r < stop
-        offset_R = tl.load(rows + r, mask=live_R, other=0)
-        if ALIGNED:
-            offset_R = tl.multiple_of(offset_R, ALIGN)
-        b_at = pool + offset_R[:, None] + c[None, :]
-        b_RC = tl.load(b_at, mask=live_R[:, None] & live_C[None, :], other=0.0)
-        live_TR = live_T[:, None] & live_R[None, :]
-        h_TR = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
-        for split in tl.static_range(SPLITS):
-            part = h_at + split * elements.to(tl.int64) + r[None, :]
-            h_TR += tl.load(part, mask=live_TR, other=0.0)
-        sum_TC = tl.dot(h_TR, b_RC.to(tl.float32), sum_TC, input_precision=PRECISION)
-    y_at = y + (token + t)[:, None] * stride_y + (target + c)[None, :]
-    live_TC = live_T[:, None] & live_C[None, :]
-    y_TC = tl.load(y_at, mask=live_TC, other=0.0)
-    tl.store(y_at, (y_TC.to(tl.float32) + sum_TC).to(y_TC.dtype), mask=live_TC)
+    c = column + tl.arange(0, BLOCK_C)
+    live_C = c < width
+    count, work = tl.load(items).to(tl.int32), items + tl.load(items + 1)
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        at = work + item * ITEM
+        table = tl.load(at).to(tl.pointer_type(tl.int64))
+        token, tokens = tl.load(at + 2), tl.load(at + 3)
+        from_, stride_from = tl.load(at + 4), tl.load(at + 5)
+        entries, rank = _group(table, layer, GROUP)
+        start = tl.load(entries + 2 + 2 * slot, mask=rank > 0, other=0)
+        stop = tl.load(entries + 3 + 2 * slot, mask=rank > 0, other=0)
+        if start < stop:
+            t = tl.arange(0, BLOCK_T)
+            live_T = t < tokens
+            rows = table + tl.load(entries + 1) + rank  # those of Bᵀ come after those of A
+            h_at = shrunk + from_ + t[:, None] * stride_from
+            sum_TC = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)
+            for first in range(start.to(tl.int32), stop.to(tl.int32), BLOCK_R):
+                r = first + tl.arange(0, BLOCK_R)
+                live_R = r < stop
+                offset_R = tl.load(rows + r, mask=live_R, other=0)
+                if ALIGNED:
+                    offset_R = tl.multiple_of(offset_R, ALIGN)
+                b_at = pool + offset_R[:, None] + c[None, :]
+                b_RC = tl.load(b_at, mask=live_R[:, None] & live_C[None, :], other=0.0)
+                live_TR = live_T[:, None] & live_R[None, :]
+                h_TR = tl.zeros([BLOCK_T, BLOCK_R], tl.float32)
+                for split in tl.static_range(SPLITS):
+                    part = h_at + split * elements.to(tl.int64) + r[None, :]
+                    h_TR += tl.load(part, mask=live_TR, other=0.0)
+                sum_TC = tl.dot(h_TR, b_RC.to(tl.float32), sum_TC, input_precision=PRECISION)
+            y_at = y + (token + t)[:, None] * stride_y + (target + c)[None, :]
+            live_TC = live_T[:, None] & live_C[None, :]
+            y_TC = tl.load(y_at, mask=live_TC, other=0.0)
+            tl.store(y_at, (y_TC.to(tl.float32) + sum_TC).to(y_TC.dtype), mask=live_TC)

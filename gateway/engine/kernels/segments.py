@@ -1,6 +1,6 @@
 """The work lists that the attention and LoRA kernels walk. Built once per iteration."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -32,6 +32,24 @@ class Work(Generic[Item]):
             self._derived[build] = build(self._items)
         derived: Derived = self._derived[build]
         return derived
+
+
+class FixedWork(Work[Item]):
+    """A work list of whatever batch it is filled with, for launches that are recorded once. Its
+    items are known to what was derived from them beforehand (by `build`), and to nobody else."""
+
+    def __init__(self, items_max: int, derived: Mapping[Callable[..., Any], object]) -> None:
+        super().__init__([])
+        self._items_max = items_max
+        self._derived.update(derived)
+
+    def __len__(self) -> int:
+        """Items that there can be."""
+        return self._items_max
+
+    def derive(self, build: Callable[[Sequence[Item]], Derived]) -> Derived:
+        assert build in self._derived, f"{build} can't be recorded"
+        return super().derive(build)
 
 
 class AttentionSpan(NamedTuple):

@@ -256,6 +256,7 @@ class AdapterPager:
             self.held_pages -= len(resident.pages)
         else:
             self.idle_pages -= len(resident.pages)
+        self._buffer.settle(resident.pages)
         self._pool.give(resident.pages, resident.owner)
 
     def remember(self, digest: str) -> None:

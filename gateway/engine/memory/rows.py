@@ -13,6 +13,7 @@ Targets that read the same input share one shrink pass, so their A rows lie toge
 The embeddings, of which a model has one at each end, count as targets of layer 0.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -99,6 +100,14 @@ class RowTable(NamedTuple):
     """int64: first column of the group's fused output that the row adds to."""
     width_X: IntArray
     """int64: elements of the row."""
+    ranks_LGT2: IntArray
+    """int64 (layers, groups, targets, 2): each target's share of its group's rank, from and to;
+    the same twice where the target is not adapted."""
+    columns_GT2: IntArray
+    """int64 (groups, targets, 2): columns of each target that any layer adapts, in the same way."""
+    divisor_G: IntArray
+    """int64 (groups,): the largest number that divides the page and each width and first column of
+    the group's rows. Where it is a multiple of ALIGNMENT, so are all offsets and columns."""
 
 
 class TargetRank(NamedTuple):
@@ -135,7 +144,7 @@ class RowLayout:
                 if any((layer, target) in ranks for target in targets):
                     present = list(_present(ranks, projections, layer, group))
                     groups[layer, group] = _group(present, projections, cursor)
-        return cls(cursor.pages, groups, cursor.elements, _table(groups))
+        return cls(cursor.pages, groups, cursor.elements, _table(groups, page_elements))
 
 
 class _Present(NamedTuple):
@@ -208,7 +217,7 @@ def _group(
     return GroupRows(rank, scales, shrink, tuple(expand))
 
 
-def _table(groups: Mapping[tuple[int, str], GroupRows]) -> RowTable:
+def _table(groups: Mapping[tuple[int, str], GroupRows], page_elements: int) -> RowTable:
     layers = 1 + max((layer for layer, _ in groups), default=-1)
     first_LG = np.zeros((layers, len(GROUPS)), dtype=np.int64)
     rank_LG = np.zeros_like(first_LG)
@@ -217,12 +226,21 @@ def _table(groups: Mapping[tuple[int, str], GroupRows]) -> RowTable:
     scale: list[float] = []
     column: list[int] = []
     width: list[int] = []
+    targets_max = max(len(targets) for targets in GROUPS.values())
+    ranks_LGT2 = np.zeros((*first_LG.shape, targets_max, 2), dtype=np.int64)
+    columns_GT2 = np.zeros(ranks_LGT2.shape[1:], dtype=np.int64)
+    divisor_G = np.full(len(GROUPS), page_elements, dtype=np.int64)
     for (layer, group), rows in groups.items():
         place = layer, list(GROUPS).index(group)
+        for expand in rows.expand:
+            slot = GROUPS[group].index(expand.target)
+            ranks_LGT2[*place, slot] = expand.ranks.start, expand.ranks.stop
+            columns_GT2[place[1], slot] = expand.columns.start, expand.columns.stop
         first_LG[place], rank_LG[place] = len(page), rows.rank
         scale += [*rows.scales, *(0.0 for _ in rows.scales)]
         parts = [(rows.shrink, 0), *((part.rows, part.columns.start) for part in rows.expand)]
         for part, start in parts:
+            divisor_G[place[1]] = math.gcd(divisor_G[place[1]], part.width, start)
             for run in part.runs:
                 page += [run.page] * run.rows
                 offset += range(run.offset, run.offset + run.rows * part.width, part.width)
@@ -238,4 +256,7 @@ def _table(groups: Mapping[tuple[int, str], GroupRows]) -> RowTable:
         np.array(scale, dtype=np.float32),
         column_X,
         width_X,
+        ranks_LGT2,
+        columns_GT2,
+        divisor_G,
     )

@@ -7,9 +7,11 @@ T tokens, S sequences whose next token is to be chosen.
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gateway.engine.kernels.gpu_upload import upload
 from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.scheduling.plan import Slice
 
@@ -52,31 +54,34 @@ class Batch:
             spans.append((begin, len(tokens), stop))
             if stop == len(sequence.tokens):
                 last.append(len(tokens) - 1)
-        positions_T = torch.tensor(positions, device=device)
         lengths, samples = [item.length for item in slices], [int(item.samples) for item in slices]
-        lora = Work(_segments(slices, lengths))
+        lora = Work(lora_segments(slices, lengths))
         # one list where all decode, so that what is derived from it serves all groups
-        sampling = lora if samples == lengths else Work(_segments(slices, samples))
-        used = torch.tensor(span_pages, device=device).tensor_split(span_pages_stops[:-1])
+        sampling = lora if samples == lengths else Work(lora_segments(slices, samples))
+        tokens_T, positions_T, page_T, used, last_S = upload(
+            [np.array(each, np.int64) for each in (tokens, positions, pages, span_pages, last)],
+            torch.device(device),
+        )
+        pages_of_spans = used.tensor_split(span_pages_stops[:-1])
         return cls(
-            tokens_T=torch.tensor(tokens, device=device),
+            tokens_T=tokens_T,
             positions_T=positions_T,
-            page_T=torch.tensor(pages, device=device),
+            page_T=page_T,
             slot_T=positions_T % block_tokens,
             spans=Work(
                 [
                     AttentionSpan(*span, its_pages)
-                    for span, its_pages in zip(spans, used, strict=True)
+                    for span, its_pages in zip(spans, pages_of_spans, strict=True)
                 ]
             ),
             lora=lora,
             embed=_if_any(lora, "embed"),
             head=_if_any(sampling, "head"),
-            last_S=torch.tensor(last, dtype=torch.long, device=device),
+            last_S=last_S,
         )
 
 
-def _segments(slices: list[Slice], counts: list[int]) -> list[LoraSegment]:
+def lora_segments(slices: list[Slice], counts: list[int]) -> list[LoraSegment]:
     """Runs of tokens with the same adapter, `counts` of each slice; the plan has put them side by
     side."""
     segments: list[LoraSegment] = []

@@ -20,16 +20,8 @@ from gateway.engine.model.decoder import Decoder
 def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> None:
     """Before anything lies in the pool: uses its first two pages, and leaves them zero."""
     buffer = decoder.buffer
-    page_elements = buffer.shape.page_elements
-    # an adapter with a row longer than a page is refused when it is read
-    storable = [name for name, shape in projections.items() if max(shape) <= page_elements]
-    ranks = {
-        (layer, target): TargetRank(1, 1.0)
-        for layer in range(decoder.config.layers)
-        for target in storable
-        if layer == 0 or target not in EMBEDDINGS
-    }
-    layout = RowLayout.plan(ranks, projections, page_elements)
+    ranks = dict.fromkeys(storable(decoder, projections), TargetRank(1, 1.0))
+    layout = RowLayout.plan(ranks, projections, buffer.shape.page_elements)
     rows_in_zeros = LoraSegment(0, 3, layout, [0] * layout.pages)
     pages = torch.tensor([0, 0, 1], device=buffer.device)
     pages_of_two = 1 if buffer.shape.block_tokens > 1 else 2
@@ -52,3 +44,15 @@ def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> Non
         )
     )
     buffer.pages_NP[:2] = 0
+
+
+def storable(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> list[tuple[int, str]]:
+    """Layers and targets that an adapter can have; one with a row longer than a page is refused
+    when it is read."""
+    page_elements = decoder.buffer.shape.page_elements
+    return [
+        (layer, target)
+        for layer in range(decoder.config.layers)
+        for target, shape in projections.items()
+        if max(shape) <= page_elements and (layer == 0 or target not in EMBEDDINGS)
+    ]

@@ -16,7 +16,10 @@ triton = pytest.importorskip("triton", reason="Triton comes for Linux only")
 
 from gateway.engine.kernels import gpu, gpu_invariant, reference  # noqa: E402
 from gateway.engine.kernels.gpu_adapters import Segments  # noqa: E402
+from gateway.engine.kernels.gpu_fixed import FixedTables  # noqa: E402
+from gateway.engine.kernels.gpu_graphs import Run  # noqa: E402
 from gateway.engine.memory.rows import ALIGNMENT, GROUPS  # noqa: E402
+from gateway.engine.model.graphs import DecodeGraphs  # noqa: E402
 from gateway.engine.model.warm_up import warm_up  # noqa: E402
 from tests.engine.kernels.cases import attention_case, lora, lora_case  # noqa: E402
 from tests.engine.kernels.compiling import (  # noqa: E402
@@ -51,9 +54,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_op_equals_the_reference_in_the_interpreter():
-    path = "tests/engine/kernels/interpreted.py"
-    done = run("-m", "pytest", "-q", path)
+@pytest.mark.parametrize(
+    "file", ["interpreted.py", "interpreted_graphs.py", "interpreted_engine.py"]
+)
+def test_all_is_right_in_the_interpreter(file: str):
+    done = run("-m", "pytest", "-q", f"tests/engine/kernels/{file}")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
 
 
@@ -144,10 +149,30 @@ def test_t1_the_models_widths_alone_decide_which_rows_are_called_aligned(rank: i
         case = lora_case(adapters, [(0, 1)], MODEL_PROJECTIONS, group, 512, torch.float32)
         work = case.segments.derive(Segments).work(group, case.pages_NP)
         assert work.aligned == (group not in ("embed", "head"))
+        fixed = FixedTables(case.pages_NP, 4, MODEL_PROJECTIONS, 1, 64)
+        assert fixed.group_work(1, group).aligned == work.aligned
         for segment in case.segments:
             rows = segment.layout.groups[1, group]
             for part in (rows.shrink, *(item.rows for item in rows.expand)):
                 assert not any(run.offset % ALIGNMENT for run in part.runs)
+
+
+def test_t4_two_graphs_of_each_size_are_recorded_and_compile_nothing():
+    decoder = decoder_with(gpu)
+    tables = FixedTables(decoder.buffer.pages_NP, 4, MODEL_PROJECTIONS, 12, 64)
+    recorded: list[Run] = []
+
+    def record(run: Run) -> Run:
+        run()
+        recorded.append(run)
+        return run
+
+    with compile_for(90) as kernels:
+        warm_up(decoder, MODEL_PROJECTIONS)
+        warm = set(kernels)
+        DecodeGraphs(decoder, tables, 12).record(record)
+    assert set(kernels) == warm
+    assert len(recorded) == 2 * len([1, 2, 4, 8, 12])
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4])

@@ -1,6 +1,6 @@
 """A decoder of two tiny layers with random weights, for any implementation of the ops."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 
 import torch
@@ -75,15 +75,17 @@ def decoder_with(ops: ModuleType, block_tokens: int = 4) -> Decoder:
     return Decoder(CONFIG, loaded, Rope(CONFIG, 64, "cpu"), buffer, ops)
 
 
-def leased(buffer: PageBuffer, rank: int, pages: list[int]) -> Resident:
-    targets = [
+def leased(
+    buffer: PageBuffer, rank: int, pages: list[int], targets: Iterable[str] = MODEL_PROJECTIONS
+) -> Resident:
+    places = [
         (layer, target)
         for layer in range(2)
-        for target in MODEL_PROJECTIONS
+        for target in targets
         if layer == 0 or target not in EMBEDDINGS
     ]
     layout = RowLayout.plan(
-        dict.fromkeys(targets, TargetRank(rank, 0.5)),
+        dict.fromkeys(places, TargetRank(rank, 0.5)),
         MODEL_PROJECTIONS,
         buffer.shape.page_elements,
     )
