@@ -7,7 +7,7 @@ RUN := .venv/bin/python -m
 help:
 	@echo "make demo    set up, then serve the demo on http://127.0.0.1:8080"
 	@echo "make test    set up, then run all tests"
-	@echo "make bench   decode speed beside transformers + PEFT"
+	@echo "make bench   all benchmarks; one alone: .venv/bin/python -m benchmarks NAME"
 	@echo "make check   ruff and mypy"
 	@echo "make lint    ruff only"
 	@echo "make format  let ruff rewrite what it can"

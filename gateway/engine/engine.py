@@ -1,17 +1,15 @@
 """The engine: requests in, events out, one iteration at a time. No threads, no clock, no I/O
 of its own but the adapter reader's."""
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numba
 import torch
 from torch import Tensor
 
-from gateway.engine import kernels
+from gateway.engine import kernels, options
 from gateway.engine.kernels.gpu_graphs import CudaGraphs
 from gateway.engine.memory.buffer import KvShape, PageBuffer
 from gateway.engine.memory.costs import Costs
@@ -28,16 +26,15 @@ from gateway.engine.model.config import ModelConfig
 from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.errors import ModelError
 from gateway.engine.model.graph_check import checked_graphs
-from gateway.engine.model.graphs import NoGraphs
+from gateway.engine.model.graphs import DecodeGraphs, NoGraphs
 from gateway.engine.model.rope import Rope
 from gateway.engine.model.sampling import Draw, sample
 from gateway.engine.model.warm_up import warm_up
 from gateway.engine.scheduling.admission import Memory
-from gateway.engine.scheduling.limits import Limits
 from gateway.engine.scheduling.lookahead import ObservedLengths
 from gateway.engine.scheduling.plan import Slice
 from gateway.engine.scheduling.scheduler import Scheduler
-from gateway.engine.steplog import Share, StepRecord, shares
+from gateway.engine.steplog import Share, StepRecord, Totals, shares
 
 
 class Engine:
@@ -53,13 +50,13 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         supply: type[PageSupply] = PageSupply,
     ) -> None:
-        _use_threads(settings.threads or _cores())
-        self.device = _device(settings.device)
-        self.batch_invariant = _batch_invariant(settings.batch_invariant, self.device)
-        dtype = _dtype(settings.dtype, self.device)
+        options.use_threads(settings.threads or options.cores())
+        self.device = options.device(settings.device)
+        self.batch_invariant = options.batch_invariant(settings.batch_invariant, self.device)
+        dtype = options.dtype(settings.dtype, self.device)
         path = Path(settings.model)
         config, loaded, digest = weights.load(path, dtype)
-        limits = _limits(settings, config)
+        limits = options.limits(settings, config)
         self.info = ModelInfo(
             digest=digest,
             name=settings.name or (path.stem if path.is_file() else path.name).lower(),
@@ -70,25 +67,15 @@ class Engine:
             vocab_size=config.vocab_size,
             context_tokens=limits.context_tokens,
             eos_token_ids=config.eos_token_ids,
-            projections=_projections(config),
+            projections=config.projections,
             embeddings_sha256=weights.embedding_digests(loaded),
             dtype=str(dtype).removeprefix("torch."),
             device=self.device,
         )
         if self.device != "cpu":
             loaded = loaded.to(self.device)
-        shape = KvShape(config.layers, settings.block_tokens, config.kv_heads, config.head_dim)
-        pages = PageBuffer.pages_in(int(settings.pool_mib * 2**20), shape, dtype)
-        if pages < 2:
-            raise ModelError(f"engine.pool_mib = {settings.pool_mib} holds {pages} pages; raise it")
-        try:
-            buffer = PageBuffer(pages, shape, dtype, self.device)
-        except RuntimeError as error:  # also what torch raises when memory runs out
-            raise ModelError(
-                f"engine.pool_mib = {settings.pool_mib} is more than can be had; lower it"
-            ) from error
-        self._buffer = buffer
-        self.pool = PagePool(pages)
+        buffer = self._buffer = _page_buffer(settings, config, dtype, self.device)
+        self.pool = PagePool(buffer.pages)
         reclaim, self._costs = ReclaimOrder(), Costs()
         self.pager = AdapterPager(
             self.pool,
@@ -97,7 +84,7 @@ class Engine:
             partial(
                 read_adapter,
                 projections=self.info.targets,
-                page_elements=shape.page_elements,
+                page_elements=buffer.shape.page_elements,
                 dtype=dtype,
                 pin=self.device == "cuda",
             ),
@@ -132,20 +119,15 @@ class Engine:
             kernels.choose(self.device, self.batch_invariant),
         )
         warm_up(self._decoder, self.info.targets)
-        self._graphs = (
-            checked_graphs(
-                self._decoder,
-                self.info.targets,
-                min(limits.running_max, pages),  # each sequence has a page of its own at least
-                limits.context_tokens,
-                CudaGraphs,
+        self._graphs: DecodeGraphs | NoGraphs = NoGraphs()
+        if self.device == "cuda" and settings.cuda_graphs:
+            # each sequence has a page of its own at least
+            rows_max = min(limits.running_max, buffer.pages)
+            self._graphs = checked_graphs(
+                self._decoder, self.info.targets, rows_max, limits.context_tokens, CudaGraphs
             )
-            if self.device == "cuda" and settings.cuda_graphs
-            else NoGraphs()
-        )
         self._block_tokens = settings.block_tokens
-        self._iterations = self._prefill_tokens = self._decode_tokens = self._cached_tokens = 0
-        self._batch_adapters_max = 0
+        self._totals = Totals()
 
     def submit(self, request: Submit) -> list[Event]:
         return self.scheduler.submit(request)
@@ -178,10 +160,12 @@ class Engine:
         sampled = sample(logits_SV, draws)
         computed = time.perf_counter()
         had = shares(plan)
-        self._count(had)
+        self._totals.count(had)
         events = plan.events + self.scheduler.commit(plan, sampled)
         self._costs.step.measured(sum(item.length for item in plan.slices), computed - started)
-        self._cached_tokens += sum(e.cached_tokens for e in events if isinstance(e, Finished))
+        self._totals.cached_tokens += sum(
+            event.cached_tokens for event in events if isinstance(event, Finished)
+        )
         if self._log is not None:
             seconds = planned - started, computed - planned, time.perf_counter() - computed
             self._log(self._record(had, before, seconds))
@@ -207,27 +191,20 @@ class Engine:
             pages_adapters=self.pool.owned("adapter"),
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
-            iterations=self._iterations,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-            cached_tokens=self._cached_tokens,
+            iterations=self._totals.iterations,
+            prefill_tokens=self._totals.prefill_tokens,
+            decode_tokens=self._totals.decode_tokens,
+            cached_tokens=self._totals.cached_tokens,
             preemptions=self.scheduler.preemptions,
             adapters_resident=self.pager.resident_count,
             adapters_host=self.pager.host_count,
             adapter_loads=self.pager.loads,
             adapter_reads=self.pager.reads,
-            batch_adapters_max=self._batch_adapters_max,
+            batch_adapters_max=self._totals.batch_adapters_max,
         )
 
     def close(self) -> None:
         self.pager.close()
-
-    def _count(self, had: list[Share]) -> None:
-        self._iterations += 1
-        self._decode_tokens += sum(share.decoded for share in had)
-        self._prefill_tokens += sum(share.prefilled for share in had)
-        adapters = len({share.adapter for share in had} - {None})
-        self._batch_adapters_max = max(self._batch_adapters_max, adapters)
 
     def _counts(self) -> tuple[int, int, int]:
         return self.pager.loads, self.pager.bytes_loaded, self.scheduler.preemptions
@@ -237,7 +214,7 @@ class Engine:
     ) -> StepRecord:
         loads, bytes_loaded, preemptions = self._counts()
         return StepRecord(
-            self._iterations,
+            self._totals.iterations,
             had,
             self.pool.owned("kv"),
             self.pool.owned("prefix"),
@@ -249,64 +226,16 @@ class Engine:
         )
 
 
-def _projections(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(out_features, in_features) of every target module of a layer."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    return {
-        "q_proj": (q_rows, hidden),
-        "k_proj": (kv_rows, hidden),
-        "v_proj": (kv_rows, hidden),
-        "o_proj": (hidden, q_rows),
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
-
-
-def _use_threads(count: int) -> None:
-    """Of torch and of the compiled loops; they never run at the same time."""
-    if count > (os.cpu_count() or 1):
-        raise ModelError(f"engine.threads = {count} is more than this machine has cores")
-    torch.set_num_threads(count)
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _device(asked: str) -> str:
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise ModelError("engine.device = cuda, but torch sees no CUDA device")
-    return asked
-
-
-def _batch_invariant(asked: str, device: str) -> bool:
-    return device == "cpu" if asked == "auto" else asked == "on"
-
-
-def _dtype(asked: str, device: str) -> torch.dtype:
-    if asked == "auto":
-        return torch.bfloat16 if device == "cuda" else torch.float32
-    dtype: torch.dtype = getattr(torch, asked)
-    return dtype
-
-
-def _limits(settings: EngineSettings, config: ModelConfig) -> Limits:
-    if settings.step_tokens < settings.running_max:
-        raise ModelError("engine.step_tokens must not be less than engine.running_max")
-    if min(settings.block_tokens, settings.running_max, settings.waiting_max) < 1:
-        raise ModelError("engine.block_tokens, running_max and waiting_max must be at least 1")
-    context = settings.context_tokens or config.context_tokens
-    return Limits(
-        context_tokens=min(context, config.context_tokens),
-        vocab_size=config.vocab_size,
-        block_tokens=settings.block_tokens,
-        step_tokens=settings.step_tokens,
-        running_max=settings.running_max,
-        waiting_max=settings.waiting_max,
-    )
+def _page_buffer(
+    settings: EngineSettings, config: ModelConfig, dtype: torch.dtype, device: str
+) -> PageBuffer:
+    shape = KvShape(config.layers, settings.block_tokens, config.kv_heads, config.head_dim)
+    pages = PageBuffer.pages_in(int(settings.pool_mib * 2**20), shape, dtype)
+    if pages < 2:
+        raise ModelError(f"engine.pool_mib = {settings.pool_mib} holds {pages} pages; raise it")
+    try:
+        return PageBuffer(pages, shape, dtype, device)
+    except RuntimeError as error:  # also what torch raises when memory runs out
+        raise ModelError(
+            f"engine.pool_mib = {settings.pool_mib} is more than can be had; lower it"
+        ) from error

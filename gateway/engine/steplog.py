@@ -42,3 +42,23 @@ def shares(plan: Plan) -> list[Share]:
         decoded = int(sequence.generated > 0 and length == 1)
         found.append(Share(sequence.id, sequence.digest, length - decoded, decoded))
     return found
+
+
+class Totals:
+    """Since the engine's start."""
+
+    def __init__(self) -> None:
+        self.iterations = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.cached_tokens = 0
+        self.batch_adapters_max = 0
+        """Most distinct adapters in one forward pass."""
+
+    def count(self, had: list[Share]) -> None:
+        """One iteration."""
+        self.iterations += 1
+        self.decode_tokens += sum(share.decoded for share in had)
+        self.prefill_tokens += sum(share.prefilled for share in had)
+        adapters = len({share.adapter for share in had} - {None})
+        self.batch_adapters_max = max(self.batch_adapters_max, adapters)

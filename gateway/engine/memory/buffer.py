@@ -60,6 +60,10 @@ class PageBuffer:
         self._copies = _StreamCopies() if device == "cuda" else _Copies()
 
     @property
+    def pages(self) -> int:
+        return len(self.pages_NP)
+
+    @property
     def page_bytes(self) -> int:
         return self.shape.page_elements * self.dtype.itemsize
 

@@ -73,3 +73,17 @@ class ModelConfig(Struct, frozen=True):
         if not 0 < self.rms_eps < 1 or not self.rope_theta > 0:
             raise ModelError("The model's rms_norm_eps or rope_theta is out of range.")
         return self
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """(out_features, in_features) of every target module of a layer."""
+        q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (q_rows, self.hidden_size),
+            "k_proj": (kv_rows, self.hidden_size),
+            "v_proj": (kv_rows, self.hidden_size),
+            "o_proj": (self.hidden_size, q_rows),
+            "gate_proj": (self.intermediate_size, self.hidden_size),
+            "up_proj": (self.intermediate_size, self.hidden_size),
+            "down_proj": (self.hidden_size, self.intermediate_size),
+        }
