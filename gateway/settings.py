@@ -57,7 +57,8 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: float = 20.0
     """How long running streams may finish after a stop signal."""
     first_token_s_max: float = 300.0
-    """A request that has waited this long for its first token is given up with 503."""
+    """A request that would not get its first token within so many seconds is refused with 503 and
+    Retry-After when it arrives; one that waited so long in vain is given up."""
 
 
 class Database(Struct, frozen=True, forbid_unknown_fields=True):

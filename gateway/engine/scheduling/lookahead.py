@@ -22,6 +22,7 @@ STEP = 0.02
 SAMPLES = 128
 """Latest answers that a history remembers."""
 SAMPLES_MIN = 20
+UNSEEN_TOKENS = 256
 HISTORIES = 4096
 """Histories kept, the most recently used; each is a few kilobytes."""
 
@@ -75,7 +76,9 @@ class History:
 
 class ObservedLengths:
     """By tenant, adapter and size of the prompt, then by tenant and adapter, then by tenant: the
-    narrowest that has seen enough. Before any has, a request counts with all that it may need."""
+    narrowest that has seen enough. Where none has, or an answer outlives all that were seen, it
+    counts with as much again as it has, and UNSEEN_TOKENS at least: most requests may go on to the
+    end of the context, and hardly any does."""
 
     def __init__(self) -> None:
         self._histories: OrderedDict[Hashable, History] = OrderedDict()
@@ -87,7 +90,8 @@ class ObservedLengths:
                 length = history.quantile(sequence.generated)
                 if length is not None:
                     return min(len(sequence.request.prompt) + length, sequence.limit)
-        return sequence.limit
+        length = max(UNSEEN_TOKENS, 2 * sequence.generated)
+        return min(len(sequence.request.prompt) + length, sequence.limit)
 
     def finished(self, sequence: Sequence) -> None:
         for kind in _kinds(sequence):

@@ -8,8 +8,10 @@ from statistics import mean
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.engine.messages import Sampling, Submit
 from gateway.engine.scheduling.lookahead import (
     COVERAGE,
+    UNSEEN_TOKENS,
     Demand,
     History,
     ObservedLengths,
@@ -23,6 +25,23 @@ LAWS = ("classifier", "chat", "writer")
 MAX_TOKENS = 512
 PAGES = 250
 BLOCK = 16
+
+
+def test_an_answer_nobody_has_seen_the_like_of_does_not_count_with_the_whole_context():
+    """Else a new server would let in two chats at a time, until enough of them had ended."""
+    lengths = ObservedLengths()
+    request = Submit("a", [1] * 10, 8000, Sampling())
+    sequence = Sequence(request, 1)
+    assert lengths.expected(sequence) == 10 + UNSEEN_TOKENS
+    sequence.tokens += [1] * 300
+    assert lengths.expected(sequence) == 10 + 600
+    for number in range(20):  # the tenant's answers so far were short
+        ended = Sequence(Submit(str(number), [1] * 10, 8000, Sampling()), number)
+        ended.tokens += [1] * 5
+        lengths.finished(ended)
+    assert lengths.expected(sequence) == 10 + 600
+    sequence.limit = 400
+    assert lengths.expected(sequence) == 400
 
 
 class AllReserved:
