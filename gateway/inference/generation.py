@@ -292,7 +292,7 @@ def _raise(failure: EngineFailure, ask: Ask) -> NoReturn:
     match failure.code:
         case "prompt_too_long":
             raise InvalidRequest(
-                f"The {ask.prompt_param} is too long for this model: {failure.detail}",
+                f"Too long for this model ({ask.prompt_param}): {failure.detail}",
                 param=ask.prompt_param,
                 code="context_length_exceeded",
             ) from failure

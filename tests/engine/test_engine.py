@@ -177,10 +177,12 @@ def test_what_never_fits_the_pool_is_refused(world: World):
     driver.submit(Submit("with adapter", prompt(1, 8), 1, GREEDY, world.refs[2]))
     driver.submit(Submit("fits", prompt(1, 8), 1, GREEDY))
     driver.finish()
-    for name in ("too long", "with adapter"):
-        end = driver.ends[name]
-        assert isinstance(end, Failed)
-        assert end.code == "prompt_too_long"
+    too_long, with_adapter = driver.ends["too long"], driver.ends["with adapter"]
+    assert isinstance(too_long, Failed)
+    assert too_long.code == "prompt_too_long"
+    assert isinstance(with_adapter, Failed)
+    assert with_adapter.code == "adapter_failed"  # whatever the prompt
+    assert "raise engine.pool_mib" in with_adapter.detail
     assert isinstance(driver.ends["fits"], Finished)
 
 

@@ -189,9 +189,17 @@ class Admission:
 
     def _never_fits(self, sequence: Sequence) -> Failed:
         """With nothing running all pages are idle or free, so what does not fit now never will."""
+        pages = self._memory.supply.kv_roof()
+        if sequence.digest is not None:
+            adapter = self._memory.pager.pages_to_lease(sequence.digest)
+            if adapter >= pages:
+                detail = (
+                    f"it needs {adapter} pages beside those for KV, the pool has {pages}; "
+                    "raise engine.pool_mib"
+                )
+                return Failed(sequence.id, "adapter_failed", detail)
         detail = (
-            f"{sequence.pending} tokens and their adapter need more than the pool's "
-            f"{self._memory.supply.kv_roof()} pages"
+            f"{sequence.pending} tokens and their adapter need more than the pool's {pages} pages"
         )
         return Failed(sequence.id, "prompt_too_long", detail)
 
