@@ -33,6 +33,16 @@ class Memory(NamedTuple):
     supply: PageSupply
 
 
+class _Need(NamedTuple):
+    """What a waiting sequence would take from the pool."""
+
+    prefix: list[Block]
+    """Cached blocks that it would read."""
+    adapter_pages: int
+    idle_kept: int
+    """Pages of its prefix and its adapter that are idle now, and would be in use."""
+
+
 class Admission:
     """`running` is the scheduler's, and only read here."""
 
@@ -166,7 +176,7 @@ class Admission:
             adapter = sequence.request.adapter
             if adapter is not None and not self._memory.pager.ready(adapter, key):
                 self._read_again(sequence, events)
-            elif not self._running and self._missing_pages(sequence) > 0:
+            elif not self._running and self._missing_pages(sequence, self._need(sequence)) > 0:
                 self.leave(sequence.id)
                 events.append(self._never_fits(sequence))
             else:
@@ -207,8 +217,9 @@ class Admission:
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the pages will last, as far as can be foreseen, if this one comes in now."""
-        fitting = self._missing_pages(sequence) <= 0 and (
-            not self._running or self._lasts(sequence)
+        need = self._need(sequence)
+        fitting = self._missing_pages(sequence, need) <= 0 and (
+            not self._running or self._lasts(sequence, need)
         )
         self._places = self._limits.running_max if fitting else max(1, len(self._running))
         return fitting
@@ -227,26 +238,23 @@ class Admission:
     def finished(self, sequence: Sequence) -> None:
         self._lengths.finished(sequence)
 
-    def _missing_pages(self, sequence: Sequence) -> int:
-        """How many pages its adapter and all of its tokens lack, idle ones counted as there."""
-        prefix = self.prefix(sequence)
+    def _need(self, sequence: Sequence) -> _Need:
+        prefix, pager, digest = self.prefix(sequence), self._memory.pager, sequence.digest
         kept = sum(not block.readers for block in prefix)
-        kv_pages = self._limits.blocks(len(sequence.tokens) + 1) - len(prefix)
-        pager, supply, digest = self._memory.pager, self._memory.supply, sequence.digest
         if digest is None:
-            return supply.missing(0, kv_pages, kept)
-        kept += pager.idle_pages_of(digest)
-        return supply.missing(pager.pages_to_lease(digest), kv_pages, kept)
+            return _Need(prefix, 0, kept)
+        return _Need(prefix, pager.pages_to_lease(digest), kept + pager.idle_pages_of(digest))
 
-    def _lasts(self, sequence: Sequence) -> bool:
-        prefix = self.prefix(sequence)
+    def _missing_pages(self, sequence: Sequence, need: _Need) -> int:
+        """How many pages its adapter and all of its tokens lack, idle ones counted as there."""
+        kv_pages = self._limits.blocks(len(sequence.tokens) + 1) - len(need.prefix)
+        return self._memory.supply.missing(need.adapter_pages, kv_pages, need.idle_kept)
+
+    def _lasts(self, sequence: Sequence, need: _Need) -> bool:
         demands = [self._demand(other, len(other.prefix)) for other in self._running.values()]
-        demands.append(self._demand(sequence, len(prefix)))
-        more = sum(not block.readers for block in prefix)
-        if sequence.digest is not None:
-            pager = self._memory.pager
-            more += pager.pages_to_lease(sequence.digest) + pager.idle_pages_of(sequence.digest)
-        return peak_pages(demands, self._limits.block_tokens) <= self._memory.supply.kv_roof(more)
+        demands.append(self._demand(sequence, len(need.prefix)))
+        roof = self._memory.supply.kv_roof(need.adapter_pages + need.idle_kept)
+        return peak_pages(demands, self._limits.block_tokens) <= roof
 
     def _demand(self, sequence: Sequence, shared_blocks: int) -> Demand:
         length = len(sequence.tokens)
@@ -268,7 +276,6 @@ class Admission:
             list(self._running.values()),
             self.counters.served,
             Forecast(self._costs.step, self._places, self._limits.step_tokens, self.expected),
-            self.expected,
             now,
         )
         for item in late:

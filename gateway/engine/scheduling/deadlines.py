@@ -27,7 +27,8 @@ class Late(NamedTuple):
 
 
 class Forecast:
-    """`places`: sequences that can run at a time. `budget`: tokens of an iteration."""
+    """`places`: sequences that can run at a time. `budget`: tokens of an iteration. `expected`:
+    the length at which a sequence will probably end."""
 
     def __init__(
         self, step: StepTime, places: int, budget: int, expected: Callable[[Sequence], int]
@@ -35,7 +36,7 @@ class Forecast:
         self._step = step
         self._places = places
         self._budget = budget
-        self._expected = expected
+        self.expected = expected
 
     def first_tokens(
         self, running: Iterable[Sequence], waiting: Iterable[Sequence]
@@ -62,7 +63,7 @@ class Forecast:
         return self._prefill_s(sequence.pending, 0) + decodes
 
     def _decodes(self, sequence: Sequence) -> int:
-        return max(1, self._expected(sequence) - len(sequence.tokens))
+        return max(1, self.expected(sequence) - len(sequence.tokens))
 
     def _prefill_s(self, tokens: int, decodes: int) -> float:
         """Prompts get what the decodes leave of full iterations."""
@@ -95,7 +96,6 @@ def too_late(
     running: Seq[Sequence],
     served: Mapping[str, float],
     forecast: Forecast,
-    expected: Callable[[Sequence], int],
     now: float,
 ) -> list[Late]:
     """Which of the newcomer's tenant's waiting requests (the newcomer is among them) to refuse, so
@@ -106,7 +106,7 @@ def too_late(
     def until_late(own: Seq[Sequence]) -> list[Late]:
         """The tenant's own that have a deadline, in order, up to the first that is late."""
         found: list[Late] = []
-        order = fair_order({**lines, newcomer.key: own}, served, expected)
+        order = fair_order({**lines, newcomer.key: own}, served, forecast.expected)
         for sequence, wait_s in forecast.first_tokens(running, order):
             if sequence.key == newcomer.key and sequence.admitted < 0 and sequence.has_deadline:
                 found.append(Late(sequence, wait_s))

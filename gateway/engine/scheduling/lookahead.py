@@ -23,6 +23,7 @@ SAMPLES = 128
 """Latest answers that a history remembers."""
 SAMPLES_MIN = 20
 UNSEEN_TOKENS = 256
+"""Expected of an answer while nothing is known: about a page of text."""
 HISTORIES = 4096
 """Histories kept, the most recently used; each is a few kilobytes."""
 
