@@ -20,17 +20,16 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.adapters import RANKS, make_adapters
+from benchmarks.drive import Drive
 from benchmarks.machine import describe, read_bandwidth
 from gateway.adapters.peft_format import write_manifest
 from gateway.engine.engine import Engine
 from gateway.engine.messages import (
     AdapterRef,
     EngineSettings,
-    Failed,
     ModelInfo,
     Sampling,
     Submit,
-    Tokens,
 )
 from tests.reference import load_reference, make_reference
 
@@ -60,21 +59,21 @@ class Ours:
         self.decode_s: list[float] = []
 
     def answer(self, prompts: list[list[int]], adapters: int) -> list[list[int]]:
-        answers: list[list[int]] = [[] for _ in prompts]
+        drive = Drive(self._engine)
         for index, prompt in enumerate(prompts):
             adapter = self._adapters[index % adapters] if adapters else None
-            request = Submit(str(index), prompt, OUTPUT_TOKENS, Sampling(temperature=0), adapter)
-            assert not self._engine.submit(request), "refused"
+            drive.submit(
+                Submit(str(index), prompt, OUTPUT_TOKENS, Sampling(temperature=0), adapter)
+            )
         while self._engine.scheduler.waiting or self._engine.scheduler.running:
             decoding = all(s.pending == 1 for s in self._engine.scheduler.running.values())
             started = time.perf_counter()
-            for event in self._engine.step():
-                assert not isinstance(event, Failed), event
-                if isinstance(event, Tokens):
-                    answers[int(event.request_id)] += event.ids
+            drive.step()
             if decoding and not self._engine.scheduler.waiting:
                 self.decode_s.append(time.perf_counter() - started)
-        return answers
+        for answer in drive.answers.values():
+            assert answer.failed is None, answer.failed
+        return [answer.ids for answer in drive.answers.values()]
 
 
 class Peft:

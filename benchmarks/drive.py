@@ -12,6 +12,7 @@ from gateway.engine.messages import Failed, Finished, Submit, Tokens
 class Answer:
     submitted_s: float
     """On the clock of `time.perf_counter`, as are the others."""
+    ids: list[int] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
     """When each token came."""
     ended_s: float | None = None
@@ -86,6 +87,7 @@ class Drive:
         for event in events:
             match event:
                 case Tokens(request_id=name, ids=ids):
+                    self.answers[name].ids += ids
                     self.answers[name].token_s += [now] * len(ids)
                 case Finished(request_id=name):
                     self._end(name, now, None)
