@@ -11,7 +11,6 @@ BENCHMARKS: dict[str, list[str]] = {
     "loading": ["--model", MODEL],
     "bookkeeping": ["--model", MODEL],
     "overload": ["--model", MODEL],
-    "invariance": ["--model", MODEL],
     "reclaim": [],
 }
 """The modules here that have a `main(options)`, each with its options if none are given. A module

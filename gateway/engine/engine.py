@@ -22,6 +22,7 @@ from gateway.engine.messages import EngineSettings, Event, Finished, ModelInfo, 
 from gateway.engine.model import weights
 from gateway.engine.model.adapter import read_adapter
 from gateway.engine.model.batch import Batch
+from gateway.engine.model.compiled_decoder import CompiledDecoder
 from gateway.engine.model.config import ModelConfig
 from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.errors import ModelError
@@ -50,10 +51,10 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         supply: type[PageSupply] = PageSupply,
     ) -> None:
-        options.use_threads(settings.threads or options.cores())
+        threads = options.threads(settings.threads)
         self.device = options.device(settings.device)
-        self.batch_invariant = options.batch_invariant(settings.batch_invariant, self.device)
         dtype = options.dtype(settings.dtype, self.device)
+        self.batch_invariant = options.batch_invariant(settings.batch_invariant, self.device, dtype)
         path = Path(settings.model)
         config, loaded, digest = weights.load(path, dtype)
         limits = options.limits(settings, config)
@@ -111,16 +112,16 @@ class Engine:
             clock,
         )
         self._log = log
-        self._decoder = Decoder(
-            config,
-            loaded,
-            Rope(config, limits.context_tokens, self.device),
-            buffer,
-            kernels.choose(self.device, self.batch_invariant),
-        )
+        rope = Rope(config, limits.context_tokens, self.device)
+        self._decoder: Decoder | CompiledDecoder
+        if options.compiled(self.device, dtype):
+            self._decoder = CompiledDecoder(config, loaded, rope, buffer, threads)
+        else:
+            ops = kernels.choose(self.device, self.batch_invariant)
+            self._decoder = Decoder(config, loaded, rope, buffer, ops)
         warm_up(self._decoder, self.info.targets)
         self._graphs: DecodeGraphs | NoGraphs = NoGraphs()
-        if self.device == "cuda" and settings.cuda_graphs:
+        if isinstance(self._decoder, Decoder) and self.device == "cuda" and settings.cuda_graphs:
             # each sequence has a page of its own at least
             rows_max = min(limits.running_max, buffer.pages)
             self._graphs = checked_graphs(

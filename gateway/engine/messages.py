@@ -25,8 +25,8 @@ class EngineSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Weights, KV and adapters. `auto` is float32 on CPU and bfloat16 on CUDA."""
     batch_invariant: Literal["auto", "on", "off"] = "auto"
     """Whether an answer's bits depend on nothing but its request: not on other requests, chunks of
-    the prompt, preemption or pages. `auto` is on for CPU, where it costs nothing, and off for
-    CUDA."""
+    the prompt, preemption or pages. `auto` is off on CUDA. On a CPU it is always so, but for
+    float16."""
     threads: int = 0
     """CPU threads of the engine; 0: all cores that the process may use."""
     pool_mib: float = 1024

@@ -2,7 +2,6 @@
 
 import os
 
-import numba
 import torch
 
 from gateway.engine.messages import EngineSettings
@@ -11,16 +10,17 @@ from gateway.engine.model.errors import ModelError
 from gateway.engine.scheduling.limits import Limits
 
 
-def use_threads(count: int) -> None:
-    """Of torch and of the compiled loops; they never run at the same time."""
-    if count > (os.cpu_count() or 1):
-        raise ModelError(f"engine.threads = {count} is more than this machine has cores")
+def threads(asked: int) -> int:
+    """For the compiled loops and for torch; they never run at the same time."""
+    if asked > (os.cpu_count() or 1):
+        raise ModelError(f"engine.threads = {asked} is more than this machine has cores")
+    count = asked or _cores()
     torch.set_num_threads(count)
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    return count
 
 
-def cores() -> int:
-    """Cores that this process may use."""
+def _cores() -> int:
+    """That this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -32,8 +32,13 @@ def device(asked: str) -> str:
     return asked
 
 
-def batch_invariant(asked: str, device: str) -> bool:
-    return device == "cpu" if asked == "auto" else asked == "on"
+def batch_invariant(asked: str, device: str, dtype: torch.dtype) -> bool:
+    """The compiled loops of a CPU always are."""
+    return compiled(device, dtype) or asked == "on"
+
+
+def compiled(device: str, dtype: torch.dtype) -> bool:
+    return device == "cpu" and dtype in (torch.float32, torch.bfloat16)
 
 
 def dtype(asked: str, device: str) -> torch.dtype:

@@ -23,6 +23,11 @@ class Rope:
         """cos and sin at these positions, each (T, E)."""
         return self._cos[positions_T].to(dtype), self._sin[positions_T].to(dtype)
 
+    def half_turns(self) -> Tensor:
+        """(positions, E): of each position the cosines of its E / 2 angles, then the sines."""
+        half = self._cos.shape[1] // 2
+        return torch.cat((self._cos[:, :half], self._sin[:, :half]), dim=1)
+
 
 def _frequencies(config: ModelConfig) -> tuple[Tensor, float]:
     """Inverse frequencies (E/2) in float32, and the factor on cos and sin."""

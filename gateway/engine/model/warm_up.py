@@ -13,11 +13,12 @@ from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.rows import RowLayout, TargetRank
 from gateway.engine.messages import EMBEDDINGS
 from gateway.engine.model.batch import Batch
+from gateway.engine.model.compiled_decoder import CompiledDecoder
 from gateway.engine.model.decoder import Decoder
 
 
 @torch.inference_mode()
-def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> None:
+def warm_up(decoder: Decoder | CompiledDecoder, projections: Mapping[str, tuple[int, int]]) -> None:
     """Before anything lies in the pool: uses its first two pages, and leaves them zero."""
     buffer = decoder.buffer
     ranks = dict.fromkeys(storable(decoder, projections), TargetRank(1, 1.0))
@@ -46,7 +47,9 @@ def warm_up(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> Non
     buffer.pages_NP[:2] = 0
 
 
-def storable(decoder: Decoder, projections: Mapping[str, tuple[int, int]]) -> list[tuple[int, str]]:
+def storable(
+    decoder: Decoder | CompiledDecoder, projections: Mapping[str, tuple[int, int]]
+) -> list[tuple[int, str]]:
     """Layers and targets that an adapter can have; one with a row longer than a page is refused
     when it is read."""
     page_elements = decoder.buffer.shape.page_elements

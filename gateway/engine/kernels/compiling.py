@@ -1,0 +1,46 @@
+"""How the CPU's loops are compiled: by Numba, on the machine, once.
+
+Numba keeps compiled functions on disk and takes them from there until the file changes that a
+function stands in. Our entry points are made of code from many files, so the folder they are kept
+in is named after all of it.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import njit
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_HERE = Path(__file__).parent
+
+
+def _cache_folder() -> Path | None:
+    """Beside the code, else in the user's cache; None where neither can be written."""
+    digest = hashlib.sha256()
+    for file in sorted(_HERE.glob("*.py")):
+        digest.update(file.read_bytes())
+    name = f"loops-{digest.hexdigest()[:16]}"
+    users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for folder in _HERE / "__pycache__", users / "loragate":
+        try:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder / name, os.W_OK):
+            return folder / name
+    return None
+
+
+_folder = _cache_folder()
+if _folder is not None:
+    numba.config.CACHE_DIR = str(_folder)
+
+piece: Decorator = njit(nogil=True)
+"""A part of entry points."""
+entry: Decorator = njit(nogil=True, cache=_folder is not None)
+"""Called from Python."""
