@@ -79,9 +79,8 @@ def forward(
              model.input_norm_LD, layer + 1)  # fmt: skip
         phase += len(STAGES_OF_LAYER)
     _norm_last(claims, phase, model, tokens, scratch)
-    place = FIRST, HEAD
     _multiply(claims, phase + 1, scratch.input_TD, len(tokens.last_S), model.head, FIRST, hidden,
-              model.vocabulary, HEAD_PANELS, pool, place, sampling, scratch,
+              model.vocabulary, HEAD_PANELS, pool, (FIRST, HEAD), sampling, scratch,
               scratch.logits_SV)  # fmt: skip
     _expand_head(claims, phase + 2, model, pool, sampling, scratch)
 
@@ -248,5 +247,5 @@ def _expand_head(
 @piece
 def _padded(x: Any, width: int) -> int:
     """How far rows of x lie apart: 16-bit ones are made of pairs."""
-    per_step = 4 // x.itemsize
+    per_step: int = 4 // x.itemsize
     return (width + per_step - 1) // per_step * per_step
