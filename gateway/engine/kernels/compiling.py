@@ -40,7 +40,7 @@ _folder = _cache_folder()
 if _folder is not None:
     numba.config.CACHE_DIR = str(_folder)
 
-piece: Decorator = njit(nogil=True)
+piece: Decorator = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 """A part of entry points."""
 entry: Decorator = njit(nogil=True, cache=_folder is not None)
 """Called from Python."""
