@@ -3,6 +3,7 @@ of its own but the adapter reader's."""
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from gateway.engine.model import weights
 from gateway.engine.model.adapter import read_adapter
 from gateway.engine.model.batch import Batch
 from gateway.engine.model.compiled_decoder import CompiledDecoder
+from gateway.engine.model.compiled_sampler import CompiledSampler
 from gateway.engine.model.config import ModelConfig
 from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.errors import ModelError
@@ -114,11 +116,14 @@ class Engine:
         self._log = log
         rope = Rope(config, limits.context_tokens, self.device)
         self._decoder: Decoder | CompiledDecoder
+        self._sample: Callable[[Tensor, Seq[Draw]], list[int | None]]
         if options.compiled(self.device, dtype):
             self._decoder = CompiledDecoder(config, loaded, rope, buffer, threads)
+            self._sample = CompiledSampler(config.vocab_size, threads).sample
         else:
             ops = kernels.choose(self.device, self.batch_invariant)
             self._decoder = Decoder(config, loaded, rope, buffer, ops)
+            self._sample = sample
         warm_up(self._decoder, self.info.targets)
         self._graphs: DecodeGraphs | NoGraphs = NoGraphs()
         if isinstance(self._decoder, Decoder) and self.device == "cuda" and settings.cuda_graphs:
@@ -158,7 +163,7 @@ class Engine:
             for item in plan.slices
             if item.samples
         ]
-        sampled = sample(logits_SV, draws)
+        sampled = self._sample(logits_SV, draws)
         computed = time.perf_counter()
         had = shares(plan)
         self._totals.count(had)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.engine.kernels.compiled import piece
-from gateway.engine.kernels.tiles import LANES
+from gateway.engine.kernels.compiling import entry, piece
+from gateway.engine.kernels.emitter import LANES
 from gateway.engine.kernels.tiles_sampling import collect, extremes, weight_between
 
 NOT_FINITE = -1
@@ -49,7 +49,7 @@ class _Candidates(NamedTuple):
     """Room for twice as many as there are tokens."""
 
 
-@piece
+@entry
 def greedy(logits: Any, at: int, width: int) -> Any:
     """Index of the largest of the `width` float32 from logits[at], the lowest among equals;
     NOT_FINITE if one of them is."""
@@ -58,7 +58,7 @@ def greedy(logits: Any, at: int, width: int) -> Any:
 
 def scratch_size(width: int) -> int:
     """Of the float64 array that `draw` needs for rows of up to `width`."""
-    size: int = 4 * _padded(width) + 2 * BUCKETS
+    size: int = 4 * _padded.py_func(width) + 2 * BUCKETS  # type: ignore[attr-defined]
     return size
 
 
@@ -68,7 +68,7 @@ def _padded(width: int) -> int:
     return (width + 2 * LANES - 1) // LANES * LANES
 
 
-@piece
+@entry
 def draw(
     logits: Any,
     at: int,

@@ -41,6 +41,7 @@ if _folder is not None:
     numba.config.CACHE_DIR = str(_folder)
 
 piece: Decorator = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""A part of entry points."""
+"""A part of entry points. What Python would call it by is left out, which saves a quarter of the
+time: calling it from there ends the process."""
 entry: Decorator = njit(nogil=True, cache=_folder is not None)
 """Called from Python."""

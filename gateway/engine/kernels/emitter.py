@@ -103,7 +103,7 @@ class Emitter:
         """Up to 16 lanes; where elements are bfloat16, rounded to the nearest, ties to even."""
         pointer = self.pointer(kind, array, offset)
         align = kind.dtype.bitwidth // 8
-        if kind.dtype != types.float32:
+        if kind.dtype == types.uint16:
             narrow = self.builder.fptrunc(value, ir.VectorType(_BFloat(), LANES))
             value = self.builder.bitcast(narrow, ir.VectorType(ir.IntType(16), LANES))
         pointer = self.builder.bitcast(pointer, value.type.as_pointer())

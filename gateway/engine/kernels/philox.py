@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from gateway.engine.kernels.compiled import piece
+from gateway.engine.kernels.compiling import entry
 from gateway.engine.kernels.tiles import Typed
 
 ROUNDS = 10
@@ -30,7 +30,7 @@ def _multiply_high(_typing: Any, a: Any, b: Any) -> Typed:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@piece
+@entry
 def uniform(key: Any, counter: Any) -> Any:
     """In [0, 1), with 53 bits: the first `random()` of numpy's
     Generator(Philox(key=key, counter=counter)). Both are taken modulo 2⁶⁴; of Python's integers

@@ -14,7 +14,8 @@ from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
-from gateway.engine.kernels.tiles import LANES, Typed, _Emitter, _int, _ints
+from gateway.engine.kernels.emitter import LANES, Emitter, integer, integers
+from gateway.engine.kernels.tiles import Typed
 
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
 _FLOATS, _DOUBLES = ir.VectorType(_FLOAT, LANES), ir.VectorType(_DOUBLE, LANES)
@@ -42,7 +43,7 @@ _DEGREE = 12
 class _Row:
     """The elements of one row and their weights."""
 
-    def __init__(self, emit: _Emitter, kind: Any, x: Any, at: Any, width: Any) -> None:
+    def __init__(self, emit: Emitter, kind: Any, x: Any, at: Any, width: Any) -> None:
         self.emit, self.builder = emit, emit.builder
         self.kind, self.x, self.at, self.width = kind, x, at, width
 
@@ -51,7 +52,7 @@ class _Row:
         low <= x < high; the mask says which. It replaces `sums`."""
         builder, emit = self.builder, self.emit
         lows, highs = _splat(builder, low), _splat(builder, high)
-        whole = builder.and_(self.width, _int(-LANES))
+        whole = builder.and_(self.width, integer(-LANES))
 
         def look(index: Any, live: Any = None) -> None:
             values = emit.load(self.kind, self.x, builder.add(self.at, index), live)
@@ -70,7 +71,7 @@ class _Row:
                 phi.add_incoming(old, skipped)
                 phi.add_incoming(new, visited)
 
-        with emit.each(_int(0), whole, LANES, sums) as i:
+        with emit.each(integer(0), whole, LANES, sums) as i:
             look(i)
         with emit.each(whole, self.width, LANES, sums) as i:
             look(i, emit.first_lanes(builder.sub(self.width, i)))
@@ -107,7 +108,7 @@ def _doubles(value: float) -> Any:
 
 def _splat(builder: Any, value: Any) -> Any:
     vector = ir.VectorType(value.type, LANES)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _int(0))
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, integer(0))
     return builder.shuffle_vector(one, one, ir.Constant(_INTS, [0] * LANES))
 
 
@@ -122,12 +123,12 @@ def _lanes_ahead(builder: Any, vector: Any, distance: int) -> Any:
     return builder.shuffle_vector(vector, vector, ir.Constant(_INTS, lanes))
 
 
-def _append(emit: _Emitter, columns: Any, mask: Any, count: Any) -> Any:
+def _append(emit: Emitter, columns: Any, mask: Any, count: Any) -> Any:
     """Of each column's (values, kind, array) those in `mask` are stored from array[count] on;
     returns the new count."""
     builder = emit.builder
     if not COMPRESSES:
-        for lane in map(_int, range(LANES)):
+        for lane in map(integer, range(LANES)):
             for values, kind, array in columns:
                 place = emit.pointer(kind, array, count)
                 builder.store(builder.extract_element(values, lane), place)
@@ -155,9 +156,9 @@ class _Extremes:
 
     START = (
         ir.Constant(_FLOATS, [float("-inf")] * LANES),
-        _ints(0),
+        integers(0),
         ir.Constant(_FLOATS, [float("inf")] * LANES),
-        _ints(0),
+        integers(0),
     )
 
     def __init__(self, builder: Any) -> None:
@@ -165,7 +166,7 @@ class _Extremes:
 
     def of(self, values: Any, index: Any, live: Any) -> list[Any]:
         indices = _indices(self.builder, index)
-        magnitude = self.builder.and_(self.builder.bitcast(values, _INTS), _ints(0x7FFFFFFF))
+        magnitude = self.builder.and_(self.builder.bitcast(values, _INTS), integers(0x7FFFFFFF))
         found = [values, indices, values, magnitude]
         if live is None:
             return found
@@ -199,14 +200,14 @@ def extremes(_typing: Any, x: Any, at: Any, width: Any) -> Typed:
     result = types.Tuple((types.int64, types.float32))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        emit, lanes = _Emitter(context, builder), _Extremes(builder)
+        emit, lanes = Emitter(context, builder), _Extremes(builder)
         x_, at_, width_ = arguments
         size, step = len(lanes.START), CHAINS * LANES
         state = list(lanes.START) * CHAINS
-        whole = builder.and_(width_, _int(-step))
-        with emit.each(_int(0), whole, step, state) as i:
+        whole = builder.and_(width_, integer(-step))
+        with emit.each(integer(0), whole, step, state) as i:
             for chain in range(CHAINS):
-                k = builder.add(i, _int(chain * LANES))
+                k = builder.add(i, integer(chain * LANES))
                 found = lanes.of(emit.load(x, x_, builder.add(at_, k)), k, None)
                 own = slice(chain * size, (chain + 1) * size)
                 state[own] = lanes.later(state[own], found)
@@ -221,9 +222,9 @@ def extremes(_typing: Any, x: Any, at: Any, width: Any) -> Typed:
         while distance:
             best = lanes.both(best, [_lanes_ahead(builder, part, distance) for part in best])
             distance //= 2
-        _, index, smallest, magnitude = (builder.extract_element(part, _int(0)) for part in best)
+        _, index, smallest, magnitude = (builder.extract_element(part, integer(0)) for part in best)
         finite = builder.icmp_signed("<", magnitude, ir.Constant(ir.IntType(32), 0x7F800000))
-        index = builder.select(finite, builder.sext(index, _LONG), _int(-1))
+        index = builder.select(finite, builder.sext(index, _LONG), integer(-1))
         return context.make_tuple(builder, signature.return_type, [index, smallest])
 
     return result(x, at, width), generate
@@ -250,13 +251,13 @@ def collect(
     Returns how many; up to 15 places behind them are overwritten."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        emit = _Emitter(context, builder)
+        emit = Emitter(context, builder)
         (x_, at_, width_, low_, top_, temperature_, per_nat_, bucket_max_, tokens_, weights_,
          buckets_) = arguments  # fmt: skip
         row = _Row(emit, x, x_, at_, width_)
         row.scale(top_, temperature_)
         per_nats, bucket_maxes = _splat(builder, per_nat_), _splat(builder, bucket_max_)
-        count = [_int(0)]
+        count = [integer(0)]
 
         def visit(index: Any, values: Any, mask: Any) -> None:
             t = row.exponents(values)
@@ -285,7 +286,7 @@ def weight_between(
     """The sum of the weights of elements with low <= x < high (float32)."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        emit = _Emitter(context, builder)
+        emit = Emitter(context, builder)
         x_, at_, width_, low_, high_, top_, temperature_ = arguments
         row = _Row(emit, x, x_, at_, width_)
         row.scale(top_, temperature_)
@@ -300,6 +301,6 @@ def weight_between(
         while distance:
             total = builder.fadd(total, _lanes_ahead(builder, total, distance))
             distance //= 2
-        return builder.extract_element(total, _int(0))
+        return builder.extract_element(total, integer(0))
 
     return types.float64(x, at, width, low, high, top, temperature), generate
