@@ -33,7 +33,7 @@ CHAINS = 4
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
-"""Of the high part the last bits are 0: its product with a small integer is exact."""
+"""As in fdlibm: the last bits of the high part are 0, its product with a small integer is exact."""
 _ROUND = 1.5 * 2**52
 """Added to a small float it leaves the nearest integer in the low bits."""
 _DEGREE = 12

@@ -118,6 +118,13 @@ def test_a_token_far_down_is_found(temperature: float, top_k: int, random: float
     assert [drawn(row, parameters)] == expected(row[None], [parameters])
 
 
+@pytest.mark.parametrize("random", [0.0, 0.25, 0.5, 0.75])
+def test_a_point_on_a_border_belongs_to_the_token_above_it(random: float):
+    row, parameters = np.zeros(4, dtype=np.float32), Parameters(random=random)
+    assert drawn(row, parameters) == 4 * random
+    assert [drawn(row, parameters)] == expected(row[None], [parameters])
+
+
 def test_a_row_is_drawn_alike_wherever_it_lies_and_whatever_was_drawn_before():
     rng = np.random.default_rng(3)
     width = 1001
