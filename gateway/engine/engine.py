@@ -3,7 +3,6 @@ of its own but the adapter reader's."""
 
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from gateway.engine.model.errors import ModelError
 from gateway.engine.model.graph_check import checked_graphs
 from gateway.engine.model.graphs import DecodeGraphs, NoGraphs
 from gateway.engine.model.rope import Rope
-from gateway.engine.model.sampling import Draw, sample
+from gateway.engine.model.sampling import Draw, Sampler, sample
 from gateway.engine.model.warm_up import warm_up
 from gateway.engine.scheduling.admission import Memory
 from gateway.engine.scheduling.lookahead import ObservedLengths
@@ -116,15 +115,14 @@ class Engine:
         self._log = log
         rope = Rope(config, limits.context_tokens, self.device)
         self._decoder: Decoder | CompiledDecoder
-        self._sample: Callable[[Tensor, Seq[Draw]], list[int | None]]
+        self._sample: Sampler = sample
         if options.compiled(self.device, dtype):
             self._decoder = CompiledDecoder(config, loaded, rope, buffer, threads)
             self._sample = CompiledSampler(config.vocab_size, threads).sample
         else:
             ops = kernels.choose(self.device, self.batch_invariant)
             self._decoder = Decoder(config, loaded, rope, buffer, ops)
-            self._sample = sample
-        warm_up(self._decoder, self.info.targets)
+        warm_up(self._decoder, self.info.targets, self._sample)
         self._graphs: DecodeGraphs | NoGraphs = NoGraphs()
         if isinstance(self._decoder, Decoder) and self.device == "cuda" and settings.cuda_graphs:
             # each sequence has a page of its own at least

@@ -5,6 +5,7 @@ so that a request's tokens depend on nothing else in the batch and survive a pre
 S sequences, V vocabulary.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -22,6 +23,10 @@ class Draw(NamedTuple):
     sampling: Sampling
     position: int
     """Index of the token to be chosen within its sequence."""
+
+
+Sampler = Callable[[Tensor, Seq[Draw]], list[int | None]]
+"""See `sample`."""
 
 
 def sample(logits_SV: Tensor, draws: Seq[Draw]) -> list[int | None]:

@@ -1,7 +1,7 @@
 """A first batch, so that no request waits for a kernel to be compiled.
 
-It has one of each kind of work: a decode, a prefill, and an adapter on every target. Kernels are
-compiled for shapes of the model, never for those of a batch, so this is enough.
+It has one of each kind of work: a decode, a prefill, an adapter on every target, and a draw.
+Kernels are compiled for shapes of the model, never for those of a batch, so this is enough.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,19 @@ import torch
 
 from gateway.engine.kernels.segments import AttentionSpan, LoraSegment, Work
 from gateway.engine.memory.rows import RowLayout, TargetRank
-from gateway.engine.messages import EMBEDDINGS
+from gateway.engine.messages import EMBEDDINGS, Sampling
 from gateway.engine.model.batch import Batch
 from gateway.engine.model.compiled_decoder import CompiledDecoder
 from gateway.engine.model.decoder import Decoder
+from gateway.engine.model.sampling import Draw, Sampler, sample
 
 
 @torch.inference_mode()
-def warm_up(decoder: Decoder | CompiledDecoder, projections: Mapping[str, tuple[int, int]]) -> None:
+def warm_up(
+    decoder: Decoder | CompiledDecoder,
+    projections: Mapping[str, tuple[int, int]],
+    choose: Sampler = sample,
+) -> None:
     """Before anything lies in the pool: uses its first two pages, and leaves them zero."""
     buffer = decoder.buffer
     ranks = dict.fromkeys(storable(decoder, projections), TargetRank(1, 1.0))
@@ -26,7 +31,7 @@ def warm_up(decoder: Decoder | CompiledDecoder, projections: Mapping[str, tuple[
     rows_in_zeros = LoraSegment(0, 3, layout, [0] * layout.pages)
     pages = torch.tensor([0, 0, 1], device=buffer.device)
     pages_of_two = 1 if buffer.shape.block_tokens > 1 else 2
-    decoder.forward(
+    logits_SV = decoder.forward(
         Batch(
             tokens_T=torch.zeros_like(pages),
             positions_T=torch.zeros_like(pages),
@@ -44,6 +49,7 @@ def warm_up(decoder: Decoder | CompiledDecoder, projections: Mapping[str, tuple[
             last_S=pages[:1],
         )
     )
+    choose(logits_SV, [Draw(Sampling(), 0)])
     buffer.pages_NP[:2] = 0
 
 
