@@ -34,7 +34,7 @@ STAGES_AFTER = ("norm", "head", "expand head")
 RANKS = 16
 """Rank rows of an item."""
 COLUMNS = 256
-"""Of an item between gate, up and down."""
+"""Of an item between gate, up and down, at least."""
 FIRST, ONE, HEAD_PANELS = np.int64(0), np.int64(1), np.int64(8)
 HEAD_COLUMNS = 4096
 
@@ -196,12 +196,13 @@ def _activate(
 ) -> None:  # fmt: skip
     inner = model.inner
     step = _padded(scratch.hidden_TF, inner)
-    windows = (inner + COLUMNS - 1) // COLUMNS
+    columns = max(COLUMNS, (inner // units.parts + COLUMNS - 1) // COLUMNS * COLUMNS)
+    windows = (inner + columns - 1) // columns
     items = windows * len(units.start_U)
     item = take(claims, phase)
     while item < items:
-        u, low = item // windows, item % windows * COLUMNS
-        high = min(low + COLUMNS, inner)
+        u, low = item // windows, item % windows * columns
+        high = min(low + columns, inner)
         for first in (0, inner):
             expand(pool, layer, GATE_UP, units, u, first + low, first + high,
                    scratch.shrunk_TR, scratch.y_TC, 2 * inner)  # fmt: skip

@@ -65,6 +65,8 @@ class Units(NamedTuple):
     widths; of (layer, group) the first entry and the rank; and the number of layers. See
     memory.rows.RowTable."""
     rank_max: int
+    parts: int
+    """Into which the columns of a unit are cut where threads would not have enough units."""
 
 
 class Attention(NamedTuple):

@@ -32,6 +32,8 @@ ATTENTION_ROWS = 32
 """Query rows of an attention unit: tokens times the query heads of a KV head. They share one pass
 over keys and values; their scores stay in the second-level cache up to some thousand tokens."""
 UNIT_TOKENS = 16
+UNITS_OF_THREAD = 4
+"""As many give every thread its share."""
 
 
 class CompiledDecoder:
@@ -117,7 +119,8 @@ class CompiledDecoder:
         tables = [self._table(item) for item in segments]
         table_G7 = np.array([row for row, _, _ in tables], dtype=np.int64).reshape(-1, 7)
         rank_max = max((rank for _, rank, _ in tables), default=0)
-        return Units(start_U, stop_U, segment_U, table_G7, rank_max)
+        parts = -(-UNITS_OF_THREAD * self._team.threads // max(1, len(units)))
+        return Units(start_U, stop_U, segment_U, table_G7, rank_max, parts)
 
     def _table(self, segment: LoraSegment) -> tuple[list[int], int, Array]:
         """Made once while the adapter stays in its pages: addresses and largest rank; the places
