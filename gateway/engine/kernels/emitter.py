@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
 LANES = 16
-_FEATURES = binding.get_host_cpu_features()
-WIDE_REGISTERS = bool(_FEATURES.get("avx512f"))
-PAIR_PRODUCTS = bool(_FEATURES.get("avx512bf16"))
+_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
+"""Of the processor that Numba compiles for: this machine's, but for what its settings say."""
+WIDE_REGISTERS = "+avx512f" in _FEATURES
+PAIR_PRODUCTS = "+avx512bf16" in _FEATURES
 """Whether there is an instruction for sums of products of bfloat16 pairs."""
 
 

@@ -10,6 +10,8 @@ T tokens · S sampling tokens · U units · G segments (adapters) · A attention
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -107,3 +109,14 @@ class Scratch(NamedTuple):
     """[KV head][token][query heads of it][E], as the pool's elements."""
     shrunk_TR: Array
     logits_SV: Array
+
+
+def flat(tensor: Tensor) -> Array:
+    """The contiguous tensor's memory as numpy sees it; bfloat16, which it does not know, as
+    uint16."""
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.view(torch.uint16)
+    assert tensor.is_contiguous(), "a copy would be written to, and lost"
+    array: Any = tensor.numpy().reshape(-1)
+    found: Array = array
+    return found
