@@ -160,8 +160,9 @@ def attention_units(spans: Work[AttentionSpan], rows: int, heads: int, kv_heads:
     tiles.sort(key=lambda tile: -tile[1] * (tile[1] + tile[2]))
     of_heads = np.repeat(np.array(tiles, dtype=np.int64), kv_heads, axis=0)
     row_A, tokens_A, position_A, first_page_A = of_heads.T.copy()
-    heads = np.tile(np.arange(kv_heads), len(tiles))
-    return Attention(rows, row_A, tokens_A, position_A, first_page_A, heads, np.concatenate(pages))
+    kv_head_A = np.tile(np.arange(kv_heads), len(tiles))
+    page_Y = np.concatenate(pages)
+    return Attention(rows, row_A, tokens_A, position_A, first_page_A, kv_head_A, page_Y)
 
 
 def _packed(config: ModelConfig, weights: Weights, rope: Rope) -> Model:
