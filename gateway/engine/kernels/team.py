@@ -75,10 +75,13 @@ class _Helper:
     def _work(self) -> None:
         while True:
             self._wake.acquire()
-            job, self._job = self._job, None
-            if job is not None:  # else it was done along with the one before
-                function, *arguments = job
-                function(*arguments)
+            self._run()  # by itself, so that an idle thread keeps none of the arrays alive
+
+    def _run(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:  # else it was done along with the one before
+            function, *arguments = job
+            function(*arguments)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
