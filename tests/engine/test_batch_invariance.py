@@ -1,22 +1,22 @@
-"""With batch invariance on, every logit of a request has the same bits whatever its neighbours, the
-chunks of its prompt, preemptions, pages and threads; with it off they differ on this machine."""
+"""On a CPU every logit of a request has the same bits whatever its neighbours, the chunks of its
+prompt, preemptions, pages and threads, and whatever the setting."""
 
 import hashlib
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numba
 import pytest
 import torch
 from peft import LoraConfig
 
 from gateway.adapters.peft_format import write_manifest
 from gateway.engine.engine import Engine
+from gateway.engine.kernels.team import team
 from gateway.engine.messages import AdapterRef, EngineSettings, Failed, Sampling, Submit, Tokens
 from gateway.engine.model.batch import Batch
+from gateway.engine.model.compiled_decoder import CompiledDecoder
 from gateway.engine.scheduling.plan import Plan
 from tests.engine.tiny import CONFIGS, save_adapter, save_model
 
@@ -25,6 +25,7 @@ ALL_AT_ONCE = 100_000
 RANKS = (1, 3, 6)
 NEIGHBOURS_MAX = 15
 OUTPUT_TOKENS = 14
+THREADS_MAX = 4
 
 
 class Recorder:
@@ -158,17 +159,11 @@ class Tiny:
             )
             for index in range(draw.randint(0, NEIGHBOURS_MAX))
         ]
-        numba.set_num_threads(draw.randint(1, numba.config.NUMBA_NUM_THREADS))
         engine = self.engines[seed % len(self.engines)]
+        assert isinstance(engine._decoder, CompiledDecoder)
+        engine._decoder._team = team(draw.randint(1, THREADS_MAX))
         preempt_after = draw.choice([None, draw.randint(1, OUTPUT_TOKENS - 1)])
         return answer(engine, subject, others, draw.randint(0, 4), preempt_after)
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = numba.get_num_threads()
-    yield
-    numba.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -212,18 +207,13 @@ def test_what_follows_a_cached_prefix_has_the_same_bits(tmp_path: Path):
         engine.close()
 
 
-@pytest.fixture(scope="module")
-def smol(base_model: Path) -> Iterator[dict[str, Engine]]:
-    engines = {
-        mode: Engine(EngineSettings(model=str(base_model), pool_mib=64, batch_invariant=mode))
-        for mode in ("auto", "off")
-    }
-    yield engines
-    for engine in engines.values():
-        engine.close()
-
-
-def alone_and_in_company(engine: Engine) -> list[tuple[list[int], str]]:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_real_models_logits_have_the_same_bits_in_company(base_model: Path, dtype: Any):
+    settings = EngineSettings(
+        model=str(base_model), device="cpu", dtype=dtype, pool_mib=64, batch_invariant="off"
+    )
+    engine = Engine(settings)
+    assert engine.batch_invariant
     draw = random.Random(1)
     subject = Submit("subject", random_tokens(draw, 6, 40_000), 3, SAMPLED)
     company = [
@@ -231,17 +221,6 @@ def alone_and_in_company(engine: Engine) -> list[tuple[list[int], str]]:
         for index in range(7)
     ]
     answers = [answer(engine, subject, others, 1) for others in ([], company)]
-    return [(tokens, recorder.digest()) for tokens, recorder in answers]
-
-
-def test_with_the_mode_off_company_changes_bits(smol: dict[str, Engine]):
-    """Else this machine cannot tell whether the mode does anything."""
-    alone, in_company = alone_and_in_company(smol["off"])
-    assert alone != in_company
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the mode is on by default on CPU only")
-def test_the_real_models_logits_have_the_same_bits_in_company(smol: dict[str, Engine]):
-    assert smol["auto"].batch_invariant
-    alone, in_company = alone_and_in_company(smol["auto"])
+    alone, in_company = ((tokens, recorder.digest()) for tokens, recorder in answers)
     assert alone == in_company
+    engine.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,7 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from gateway.engine.engine import Engine
-from gateway.engine.kernels import cpu
+from gateway.engine.kernels import compiled_step
+from gateway.engine.kernels.compiled_step import HEAD_PANELS, RANKS
+from gateway.engine.kernels.step_data import Tokens, Units
+from gateway.engine.kernels.team import DONE, Claims, Team
+from gateway.engine.kernels.tiles import PANEL
 from gateway.engine.memory.buffer import Slab
 from gateway.engine.messages import (
     MANIFEST_FILE,
@@ -25,6 +30,7 @@ from gateway.engine.messages import (
     Submit,
     TargetWeights,
 )
+from gateway.engine.model.compiled_decoder import CompiledDecoder
 from tests.engine.world import GREEDY, Driver, World, prompt
 
 COUNT = 1_000
@@ -91,13 +97,10 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, world: World) -> Adapters
 
 def digest_of(engine: Engine) -> str:
     """Of the base weights as they are now."""
+    assert isinstance(engine._decoder, CompiledDecoder)
     found = hashlib.sha256()
-    weights = engine._decoder.weights
-    for tensor in (weights.embed_VD, weights.final_norm_D, weights.head_VD):
-        found.update(tensor.numpy().tobytes())
-    for layer in weights.layers:
-        for tensor in (layer.qkv_ND, layer.o_DN, layer.gate_up_FD, layer.down_DF):
-            found.update(tensor.numpy().tobytes())
+    for values in engine._decoder._model:
+        found.update(np.asarray(values).tobytes())
     return found.hexdigest()
 
 
@@ -194,30 +197,53 @@ def test_row_2d_reading_ahead_saves_seven_in_ten_of_the_steps_that_wait(
     assert waiting_steps(world, adapters, ahead=60) <= 0.3 * waiting_steps(world, adapters, ahead=1)
 
 
+class CountingTeam:
+    """In place of a decoder's team: counts the panels of the base model that were multiplied."""
+
+    def __init__(self, team: Team, layers: int) -> None:
+        self.threads = team.threads
+        self._team = team
+        self._stages = compiled_step.stages(layers)
+        self.products: list[tuple[str, int, int]] = []
+        """Of each: the stage, rows, and items of work but those of adapters."""
+
+    def run(self, phases: int, function: Callable[..., None], *arguments: Any) -> Claims:
+        claims = self._team.run(phases, function, *arguments)
+        tokens: Tokens = arguments[2]
+        units: Units = arguments[3]
+        sampling: Units = arguments[4]
+        for phase, stage in enumerate(self._stages):
+            if stage in ("qkv", "o", "gate_up", "down", "head"):
+                of_adapters = sampling if stage == "head" else units
+                rows = len(tokens.last_S if stage == "head" else tokens.token_T)
+                shrinks = -(-of_adapters.rank_max // RANKS) * len(of_adapters.start_U)
+                self.products.append((stage, rows, int(claims[phase, DONE]) - shrinks))
+        return claims
+
+
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_row_2e_the_base_model_is_multiplied_once_however_many_adapters(
-    world: World, adapters: Adapters, monkeypatch: pytest.MonkeyPatch, count: int
+    world: World, adapters: Adapters, count: int
 ):
-    calls: list[int] = []
-
-    def linear(x: Tensor, *weights: Any) -> Tensor:
-        calls.append(len(x))
-        return cpu_linear(x, *weights)
-
-    cpu_linear = cpu.linear
-    driver = Driver(world.engine(PAGES, running_max=16, step_tokens=256))
+    engine = world.engine(PAGES, running_max=16, step_tokens=256)
+    driver = Driver(engine)
     for index in range(count):  # all at hand
         driver.submit(Submit(f"warm-{index}", [5], 1, GREEDY, adapters.refs[index]))
     driver.finish()
-    monkeypatch.setattr(cpu, "linear", linear)
+    decoder = engine._decoder
+    assert isinstance(decoder, CompiledDecoder)
+    counting = CountingTeam(decoder._team, 2)
+    decoder._team = counting  # type: ignore[assignment]
     for index in range(16):
         ref = adapters.refs[index % count]
         driver.submit(Submit(str(index), prompt(index, 6), 2, GREEDY, ref))
     driver.step()
-    assert calls == [16 * 6] * 8 + [16]  # four of each of two layers, and the head
-    assert driver.engine.stats("").batch_adapters_max == count
+    assert engine.stats("").batch_adapters_max == count
+    columns = {"qkv": 128, "o": 64, "gate_up": 256, "down": 64}
+    layer = [(stage, 16 * 6, wide // PANEL) for stage, wide in columns.items()]
+    assert counting.products == [*layer, *layer, ("head", 16, 256 // (HEAD_PANELS * PANEL))]
     driver.finish()
-    driver.engine.close()
+    engine.close()
 
 
 def rss_bytes() -> int:

@@ -19,7 +19,7 @@ _FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
 """Of the processor that Numba compiles for: this machine's, but for what its settings say."""
 WIDE_REGISTERS = "+avx512f" in _FEATURES
 PAIR_PRODUCTS = "+avx512bf16" in _FEATURES
-"""Whether there is an instruction for sums of products of bfloat16 pairs."""
+"""Whether there are instructions for sums of products of bfloat16 pairs, and for rounding to it."""
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]  # llvmlite has no types
@@ -106,8 +106,7 @@ class Emitter:
         pointer = self.pointer(kind, array, offset)
         align = kind.dtype.bitwidth // 8
         if kind.dtype == types.uint16:
-            narrow = self.builder.fptrunc(value, ir.VectorType(_BFloat(), LANES))
-            value = self.builder.bitcast(narrow, ir.VectorType(ir.IntType(16), LANES))
+            value = self._narrow(value)
         pointer = self.builder.bitcast(pointer, value.type.as_pointer())
         if live is None:
             self.builder.store(value, pointer, align=align)
@@ -115,6 +114,22 @@ class Emitter:
             arguments = [value, pointer, ir.Constant(ir.IntType(32), align), live]
             name = f"llvm.masked.store.v{value.type.count}{'f32' if align == 4 else 'i16'}.p0"
             self.call(name, ir.VoidType(), arguments)
+
+    def _narrow(self, value: Any) -> Any:
+        """The bits of 16 bfloat16."""
+        halves = ir.VectorType(ir.IntType(16), LANES)
+        if PAIR_PRODUCTS:
+            narrow = self.builder.fptrunc(value, ir.VectorType(_BFloat(), LANES))
+            return self.builder.bitcast(narrow, halves)
+        # LLVM would call a function that no library here has
+        bits = self.builder.bitcast(value, INTS)
+        high = self.builder.lshr(bits, integers(16))
+        odd = self.builder.and_(high, integers(1))
+        rounded = self.builder.add(bits, self.builder.add(odd, integers(0x7FFF)))
+        rounded = self.builder.lshr(rounded, integers(16))
+        quiet = self.builder.or_(high, integers(0x40))
+        is_nan = self.builder.fcmp_unordered("uno", value, value)
+        return self.builder.trunc(self.builder.select(is_nan, quiet, rounded), halves)
 
     def pairs(self, kind: Any, array: Any, offset: Any, live: Any = None) -> Any:
         """32 bfloat16; those that `live` masks out are not read and are 0."""

@@ -30,7 +30,7 @@ from gateway.engine.kernels.emitter import INT, integer
 
 CLAIMS = 16
 """Words of a phase: items taken; in another cache line items done, and when all were."""
-_TAKEN, _DONE, OVER = 0, CLAIMS // 2, CLAIMS // 2 + 1
+_TAKEN, DONE, OVER = 0, CLAIMS // 2, CLAIMS // 2 + 1
 X86 = platform.machine() == "x86_64"
 SPINS = 2000
 """Looks at the counter before a waiting thread lets others have its core: some 20 microseconds."""
@@ -75,10 +75,13 @@ class _Helper:
     def _work(self) -> None:
         while True:
             self._wake.acquire()
-            job, self._job = self._job, None
-            if job is not None:  # else it was done along with the one before
-                function, *arguments = job
-                function(*arguments)
+            self._run()  # by itself, so that an idle thread keeps none of the arrays alive
+
+    def _run(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:  # else it was done along with the one before
+            function, *arguments = job
+            function(*arguments)
 
 
 @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
@@ -97,7 +100,7 @@ def done(_typing: Any, claims: Any, phase: Any) -> Typed:
     """One item more is done: what it wrote is there for whoever has waited."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        place = _place(context, builder, claims, arguments[0], arguments[1], _DONE)
+        place = _place(context, builder, claims, arguments[0], arguments[1], DONE)
         builder.atomic_rmw("add", place, integer(1), "release")
         return context.get_dummy_value()
 
@@ -110,7 +113,7 @@ def wait(_typing: Any, claims: Any, phase: Any, items: Any) -> Typed:
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         claims_, phase_, items_ = arguments
-        place = _place(context, builder, claims, claims_, phase_, _DONE)
+        place = _place(context, builder, claims, claims_, phase_, DONE)
         names = "check", "spin", "yield", "next", "over"
         check, spin, give_way, following, over = map(builder.append_basic_block, names)
         before = builder.block

@@ -13,10 +13,12 @@ from tests.engine.kernels.interpreter import use_interpreter
 
 use_interpreter()
 
+from gateway.engine import options  # noqa: E402
 from gateway.engine.kernels import gpu  # noqa: E402
 from gateway.engine.kernels.gpu_fixed import FixedTables  # noqa: E402
 from gateway.engine.kernels.gpu_graphs import Run  # noqa: E402
 from gateway.engine.messages import Sampling, Submit, Tokens  # noqa: E402
+from gateway.engine.model.decoder import Decoder  # noqa: E402
 from gateway.engine.model.graphs import DecodeGraphs  # noqa: E402
 from tests.engine.world import World  # noqa: E402
 
@@ -26,9 +28,13 @@ PROMPTS = [[3, 14, 15], [9, 2], [6, 5, 3, 5], [8, 9]]
 NEW_TOKENS = 3
 
 
-def test_an_engine_with_graphs_answers_as_peft_does(tmp_path: Path):
+def test_an_engine_with_graphs_answers_as_peft_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     world = World(tmp_path)
+    monkeypatch.setattr(options, "compiled", lambda *_: False)
     engine = world.engine(running_max=4, cuda_graphs=True)
+    assert isinstance(engine._decoder, Decoder)
     decoder = engine._decoder = replace(engine._decoder, kernels=gpu)
     tables = FixedTables(decoder.buffer.pages_NP, 4, world.info.targets, 4, 64)
     replays = 0

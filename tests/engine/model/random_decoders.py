@@ -1,8 +1,9 @@
 """Random weights and adapters for decoders of any config, and steps that have all kinds of rows."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,9 @@ from gateway.engine.memory.pages import Owner
 from gateway.engine.memory.rows import RowLayout, TargetRank
 from gateway.engine.messages import EMBEDDINGS, AdapterRef, Sampling, Submit
 from gateway.engine.model.batch import Batch
+from gateway.engine.model.compiled_decoder import CompiledDecoder
 from gateway.engine.model.config import ModelConfig
+from gateway.engine.model.decoder import Decoder
 from gateway.engine.model.weights import LayerWeights, Weights
 from gateway.engine.scheduling.plan import Slice
 from gateway.engine.scheduling.sequence import Sequence
@@ -39,13 +42,6 @@ TOKENS = [(None, 5), ("all nine", 9), ("all nine", 1), ("some", 23), (None, 30),
 CHUNK = 11
 
 
-class AnyDecoder(Protocol):
-    buffer: Any
-    config: Any
-
-    def forward(self, batch: Batch) -> Tensor: ...
-
-
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     """In float32, of a size that keeps what passes through them at its own."""
     torch.manual_seed(seed)
@@ -53,7 +49,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     q_columns, kv_columns = config.heads * config.head_dim, config.kv_heads * config.head_dim
 
     def matrix(columns: int, width: int) -> Tensor:
-        return torch.randn(columns, width) / width**0.5
+        return torch.randn(columns, width) / math.sqrt(width)
 
     def norm(width: int) -> Tensor:
         return torch.rand(width) + 0.5
@@ -81,10 +77,11 @@ def in_dtype(weights: Weights, dtype: torch.dtype) -> Weights:
     """The same, rounded; tied embeddings stay one tensor, and the list of layers is another."""
 
     def cast(layer: LayerWeights) -> LayerWeights:
-        tensors = {field.name: getattr(layer, field.name) for field in fields(layer)}
-        return LayerWeights(
-            **{name: None if value is None else value.to(dtype) for name, value in tensors.items()}
-        )
+        rounded: dict[str, Any] = {}
+        for field in fields(layer):
+            value = getattr(layer, field.name)
+            rounded[field.name] = value if value is None else value.to(dtype)
+        return LayerWeights(**rounded)
 
     embed_VD = weights.embed_VD.to(dtype)
     tied = weights.head_VD is weights.embed_VD
@@ -143,7 +140,7 @@ class Placed:
 
 
 @torch.inference_mode()
-def mixed_steps(decoder: AnyDecoder) -> Iterator[Tensor]:
+def mixed_steps(decoder: Decoder | CompiledDecoder) -> Iterator[Tensor]:
     """Logits of steps that mix chunks of prompts, whole prompts and decodes, with the base and
     adapters; what they sample is left aside, so that all decoders compute the same tokens."""
     config, block_tokens = decoder.config, decoder.buffer.shape.block_tokens

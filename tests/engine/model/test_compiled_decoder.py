@@ -2,7 +2,7 @@
 every family and of odd sizes, base and adapters on all targets, prompts in chunks and decodes."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -127,4 +127,5 @@ def test_bfloat16_logits_are_nearer_to_exact_ones_than_op_by_op(case: Case):
 
 def test_no_batch_is_of_types_of_its_own():
     """Else a request would wait for the compiler."""
-    assert len(compiled_step.forward.signatures) <= 2
+    forward: Any = compiled_step.forward
+    assert len(forward.signatures) <= 2
