@@ -1,0 +1,89 @@
+"""One cell of a server: `loragate bench serve` as a client in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from benchmarks.peers.child import Failed
+from benchmarks.peers.loads import OUTPUT_TOKENS, PROMPT_TOKENS, VOCABULARY
+from benchmarks.peers.results import Reading
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+POPULARITY_ALPHA = 1.0
+EXTRA = {"ignore_eos": True, "temperature": 0}
+OVERTIME_S = 150.0
+"""What the warm-up and the answers that are still running when time is up may take."""
+
+
+class Model(Struct, frozen=True):
+    """Who is asked: a name, and what else a request for it says."""
+
+    model: str
+    extra: dict[str, Any] = {}
+
+
+def closed_loop(
+    url: str,
+    key: str,
+    models: Sequence[Model],
+    concurrency: int,
+    seconds: float,
+    seed: int,
+    pids: Sequence[int],
+) -> Reading:
+    """Raises Failed if a request failed, none was answered, or it took far too long."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, report = Path(folder) / "models.jsonl", Path(folder) / "report.json"
+        lines = [{"model": model.model, "extra": model.extra} for model in models]
+        asked.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        command = [sys.executable, "-m", "gateway", "bench", "serve", "--url", f"{url}/v1"]
+        command += ["--models", str(asked), "--alpha", str(POPULARITY_ALPHA)]
+        command += ["--endpoint", "completions", "--extra", json.dumps(EXTRA)]
+        command += ["--concurrency", str(concurrency), "--duration", str(seconds)]
+        command += ["--warmup", str(concurrency), "--seed", str(seed)]
+        command += ["--prompt-tokens", _range(PROMPT_TOKENS)]
+        command += ["--output-tokens", _range(OUTPUT_TOKENS), "--vocab", _range(VOCABULARY)]
+        command += [option for pid in pids for option in ("--pid", str(pid))]
+        command += ["--json", str(report), "--quiet"]
+        environ = {**os.environ, "LORAGATE_API_KEY": key}
+        try:
+            done = subprocess.run(
+                command,
+                cwd=REPOSITORY,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=seconds + OVERTIME_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"not done {OVERTIME_S:.0f} s after its time was up") from None
+        if done.returncode != 0:
+            raise Failed(f"bench serve: {done.stderr.strip().splitlines()[-1:]}")
+        return reading_of(json.loads(report.read_text()))
+
+
+def reading_of(report: dict[str, Any]) -> Reading:
+    """What the load generator reports. Raises Failed if not every request was answered."""
+    requests = report["requests"]
+    if requests["failed"]:
+        raise Failed(f"{requests['failed']} requests failed: {requests['failures']}")
+    if not requests["completed"]:
+        raise Failed("no request was answered in time")
+    return Reading(
+        report["output_tokens_per_s"],
+        report["ttft_s"]["p50"],
+        report["client"]["other_cores"],
+        report,
+    )
+
+
+def _range(bounds: tuple[int, int]) -> str:
+    return f"{bounds[0]}:{bounds[1]}"
