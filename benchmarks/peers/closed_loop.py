@@ -18,6 +18,7 @@ from benchmarks.peers.results import Reading
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 POPULARITY_ALPHA = 1.0
 EXTRA = {"ignore_eos": True, "temperature": 0}
+WARM_UP_REQUESTS = 4
 OVERTIME_S = 150.0
 """What the warm-up and the answers that are still running when time is up may take."""
 
@@ -36,9 +37,12 @@ def closed_loop(
     concurrency: int,
     seconds: float,
     seed: int,
-    pids: Sequence[int],
+    pid: int,
 ) -> Reading:
-    """Raises Failed if a request failed, none was answered, or it took far too long."""
+    """`pid`: the server, which is watched with all processes below it.
+
+    Raises Failed if a request failed, none was answered, or it took far too long.
+    """
     with tempfile.TemporaryDirectory() as folder:
         asked, report = Path(folder) / "models.jsonl", Path(folder) / "report.json"
         lines = [{"model": model.model, "extra": model.extra} for model in models]
@@ -47,11 +51,10 @@ def closed_loop(
         command += ["--models", str(asked), "--alpha", str(POPULARITY_ALPHA)]
         command += ["--endpoint", "completions", "--extra", json.dumps(EXTRA)]
         command += ["--concurrency", str(concurrency), "--duration", str(seconds)]
-        command += ["--warmup", str(concurrency), "--seed", str(seed)]
+        command += ["--warmup", str(WARM_UP_REQUESTS), "--seed", str(seed)]
         command += ["--prompt-tokens", _range(PROMPT_TOKENS)]
         command += ["--output-tokens", _range(OUTPUT_TOKENS), "--vocab", _range(VOCABULARY)]
-        command += [option for pid in pids for option in ("--pid", str(pid))]
-        command += ["--json", str(report), "--quiet"]
+        command += ["--pid", str(pid), "--json", str(report), "--quiet"]
         environ = {**os.environ, "LORAGATE_API_KEY": key}
         try:
             done = subprocess.run(

@@ -65,7 +65,7 @@ def measure(turn: Turn, seconds: float, layout: Layout, results: Results) -> Non
     try:
         with turn.peer.started(turn.kinds) as running:
             if turn.kinds != ("base",) and name not in results.answers:
-                results.add_answer(_answer(name, running, layout))
+                _ask(name, running, layout, results)
             while left:
                 _cell(turn, running, left[0], seconds, results)
                 del left[0]
@@ -90,10 +90,14 @@ def _cell(turn: Turn, running: Running, load: Load, seconds: float, results: Res
     _say(f"  {load.name}: {reading.tokens_per_s:.1f} tokens/s{first}{noise}")
 
 
-def _answer(name: str, running: Running, layout: Layout) -> Answer:
+def _ask(name: str, running: Running, layout: Layout, results: Results) -> None:
+    """How it goes on from the common prompt. A server that can't say is measured all the same."""
     tokenizer = Tokenizer.from_file(str(layout.hf_model / "tokenizer.json"))
     prompt = tokenizer.encode(agreement.PROMPT, add_special_tokens=False).ids
-    return Answer(name, running.go_on(prompt, agreement.TOKENS))
+    try:
+        results.add_answer(Answer(name, running.go_on(prompt, agreement.TOKENS)))
+    except Failed as failure:
+        _say(f"  {failure}")
 
 
 def _say(line: str) -> None:

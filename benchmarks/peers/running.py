@@ -54,11 +54,8 @@ class HttpServer:
         self.models = models
 
     def measure(self, load: Load, seconds: float, round: int) -> Reading:
-        models = self.models(load.kind)
-        pids = self.child.pids
-        return closed_loop(
-            self.url, self.key, models, load.concurrency, seconds, seed=round, pids=pids
-        )
+        models, pid = self.models(load.kind), self.child.process.pid
+        return closed_loop(self.url, self.key, models, load.concurrency, seconds, round, pid)
 
     def go_on(self, prompt: list[int], tokens: int) -> str:
         model = self.models("adapters-32")[0]

@@ -1,0 +1,34 @@
+"""What is read of the load generator's report."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.peers.child import Failed
+from benchmarks.peers.closed_loop import reading_of
+
+
+def report(**requests: Any) -> dict[str, Any]:
+    counts = {"sent": 9, "completed": 9, "failed": 0, "failures": {}}
+    return {
+        "output_tokens_per_s": 61.5,
+        "ttft_s": {"mean": 0.4, "p50": 0.3, "p90": 0.7, "p99": 0.9},
+        "requests": counts | requests,
+        "client": {"cpu_share": 0.02, "other_cores": 0.05},
+    }
+
+
+def test_a_reading_is_the_rate_and_the_median_first_token():
+    reading = reading_of(report())
+    assert (reading.tokens_per_s, reading.first_token_s, reading.other_cores) == (61.5, 0.3, 0.05)
+    assert reading.report == report()
+
+
+def test_a_rate_of_which_requests_failed_is_none():
+    with pytest.raises(Failed, match="2 requests failed: {'http_500': 2}"):
+        reading_of(report(failed=2, failures={"http_500": 2}))
+
+
+def test_a_server_that_answered_nothing_has_no_rate():
+    with pytest.raises(Failed, match="no request was answered"):
+        reading_of(report(completed=0))
