@@ -47,7 +47,7 @@ def test_a_server_that_ends_while_starting_says_why(tmp_path: Path):
     command = [sys.executable, "-c", "import sys; print('one'); sys.exit('no such library')"]
     with child(command, os.environ, tmp_path / "log") as running:
         begun = time.monotonic()
-        with pytest.raises(Failed, match="stopped while starting: one | no such library"):
+        with pytest.raises(Failed, match=r"stopped while starting: one \| no such library"):
             running.wait_for(lambda: False, 60.0)
     assert time.monotonic() - begun < 30.0
 
