@@ -1,6 +1,7 @@
 """Sends requests, each on a connection of its own that may have served one before."""
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import Callable
@@ -75,7 +76,7 @@ class Client:
         except TimeoutError:
             reader.fail("timeout", f"no end after {self._timeout_s:g} s", time.perf_counter())
         except OSError as error:
-            reader.fail("connection", error.strerror or str(error), time.perf_counter())
+            reader.fail("connection", _reason(error), time.perf_counter())
         finally:
             if connection is not None and not timeline.completed:
                 connection.abort()
@@ -113,3 +114,9 @@ class Client:
             *([f"authorization: Bearer {key}"] if key else []),
         ]
         return "\r\n".join([*lines, "", ""]).encode()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ConnectionError) and error.errno is not None:
+        return os.strerror(error.errno)  # asyncio's own words name the call instead
+    return error.strerror or str(error)

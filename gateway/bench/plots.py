@@ -54,25 +54,20 @@ def _distribution(
 
     def content(axes: "Axes") -> None:
         axes.ecdf(values, color=LINE, linewidth=1.8)
-        median, high = np.percentile(values, [50, 99])
-        for share, value in ((0.5, median), (0.99, high)):
-            axes.plot([value], [share], "o", color=LINE, markersize=5)
-            axes.annotate(
-                f"p{share * 100:.0f} {value:.3g}",
-                (value, share),
-                xytext=(8, -12),
-                textcoords="offset points",
-            )
-        if values.max() > WIDE * median > 0:
+        for percent, marker in ((50, "o"), (99, "s")):
+            value = np.percentile(values, percent)
+            label = f"p{percent}  {value:.3g}"
+            axes.plot([value], [percent / 100], marker, color=LINE, label=label, linestyle="none")
+        if limit <= 2 * values.max():
+            axes.axvline(limit, color=MARK, linestyle="--", label=f"objective  {limit:g}")
+        if values.max() > WIDE * np.median(values) > 0:
             axes.set_xscale("log")
         else:
             axes.set_xlim(left=0)
-        if limit <= 2 * values.max():
-            axes.axvline(limit, color=MARK, linestyle="--", label=f"objective {limit:g}")
-            axes.legend(loc="lower right", frameon=False)
         axes.set_xlabel(title)
         axes.set_ylabel(f"share of {values.size} {noun}")
         axes.set_ylim(0, 1.02)
+        axes.legend(loc="lower right")
 
     _figure(content, f"{title.split(' (')[0]}, cumulative", path)
 
@@ -100,7 +95,7 @@ def _throughput(run: Run, path: Path) -> Path:
         axes.set_ylabel("output tokens per second")
         axes.set_xlim(0, edges[-1])
         axes.set_ylim(bottom=0)
-        axes.legend(loc="lower right", frameon=True)
+        axes.legend(loc="lower right")
 
     _figure(content, f"Throughput, in steps of {edges[1] - edges[0]:.2g} s", path)
     return path

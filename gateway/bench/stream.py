@@ -70,7 +70,7 @@ class AnswerReader:
         self._events = status == 200 and content_type.startswith("text/event-stream")
 
     def body(self, data: bytes, now: float) -> None:
-        if self.done.done():
+        if self._ended:
             return
         if not self._events:
             self._rest = (self._rest + data)[:BODY_BYTES_MAX]
@@ -98,9 +98,13 @@ class AnswerReader:
         """The first end counts."""
         self._end(Failure(kind, self._redact(detail)[:DETAIL_CHARACTERS]), now)
 
+    @property
+    def _ended(self) -> bool:
+        return self._timeline.ended_s is not None
+
     def _line(self, line: bytes, now: float) -> None:
         """OpenAI's events are one line each, with nothing but data."""
-        if self.done.done():
+        if self._ended:
             return
         name, _, value = line.rstrip(b"\r").partition(b":")
         value = value.removeprefix(b" ")
@@ -132,9 +136,11 @@ class AnswerReader:
             timeline.prompt_tokens = chunk.usage.prompt_tokens or timeline.prompt_tokens
 
     def _end(self, failure: Failure | None, now: float) -> None:
-        if not self.done.done():
-            self._timeline.failure = failure
-            self._timeline.ended_s = now
+        if self._ended:
+            return
+        self._timeline.failure = failure
+        self._timeline.ended_s = now
+        if not self.done.done():  # a timeout has cancelled it
             self.done.set_result(None)
 
 
