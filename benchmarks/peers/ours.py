@@ -114,8 +114,8 @@ class Ours:
 class OurServer(HttpServer):
     def measure(self, load: Load, seconds: float, round: int) -> Reading:
         if load.kind == "static":
-            pids = self.child.pids
-            return rate(self._answer, pids, load.concurrency, seconds, seed=round)
+            pid = self.child.process.pid
+            return rate(self._answer, pid, load.concurrency, seconds, seed=round)
         return super().measure(load, seconds, round)
 
     def _answer(self, batch: Batch) -> None:

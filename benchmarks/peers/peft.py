@@ -54,7 +54,8 @@ class Generating:
         self._tokenizer = tokenizer
 
     def measure(self, load: Load, seconds: float, round: int) -> Reading:
-        return rate(self._answer, self._child.pids, load.concurrency, seconds, seed=round)
+        pid = self._child.process.pid
+        return rate(self._answer, pid, load.concurrency, seconds, seed=round)
 
     def go_on(self, prompt: list[int], tokens: int) -> str:
         ids = self._answer(Batch([prompt], [adapter_name(0)], tokens))[0]

@@ -3,17 +3,20 @@
 All prompts of a batch have one length, all answers another, and each has an adapter of its own.
 """
 
+import asyncio
 import random
 import time
 from collections.abc import Callable
-from itertools import count
+from typing import TypeVar
 
 from msgspec import Struct
 
 from benchmarks.peers.layout import adapter_name
 from benchmarks.peers.loads import VOCABULARY
-from benchmarks.peers.other_cores import OtherCores
 from benchmarks.peers.results import Reading
+from gateway.bench.processes import ProcessWatch, Usage
+
+T = TypeVar("T")
 
 PROMPT_TOKENS = 80
 OUTPUT_TOKENS = 48
@@ -37,21 +40,32 @@ def batch_of(requests: int, seed: int, tokens: int = OUTPUT_TOKENS) -> Batch:
 
 
 def rate(
-    answer: Callable[[Batch], object], pids: list[int], requests: int, seconds: float, seed: int
+    answer: Callable[[Batch], object], pid: int, requests: int, seconds: float, seed: int
 ) -> Reading:
     """Whole batches, at least one, until so many seconds have passed. A short one warms up, which
-    brings in every adapter."""
+    brings in every adapter. `pid`: the server, which is watched with all processes below it."""
     answer(batch_of(requests, seed=-1, tokens=2))
-    others = OtherCores(pids)
-    batches, begun = 0, time.perf_counter()
-    for number in count():
-        answer(batch_of(requests, seed=1000 * seed + number))
-        batches = number + 1
-        passed = time.perf_counter() - begun
-        if passed >= seconds:
-            break
+
+    def work() -> tuple[int, float]:
+        begun, passed, batches = time.perf_counter(), 0.0, 0
+        while not batches or passed < seconds:
+            answer(batch_of(requests, seed=1000 * seed + batches))
+            batches, passed = batches + 1, time.perf_counter() - begun
+        return batches, passed
+
+    (batches, passed), usage = asyncio.run(_watched(work, pid))
     return Reading(
         batches * requests * OUTPUT_TOKENS / passed,
-        other_cores=others.mean(),
-        report={"batches": batches, "seconds": passed},
+        other_cores=usage.other_cores or 0.0,
+        report={
+            "batches": batches,
+            "duration_s": passed,
+            "server": {"peak_pss_mib": usage.peak_pss_mib, "mean_cores": usage.mean_cores},
+        },
     )
+
+
+async def _watched(work: Callable[[], T], pid: int) -> tuple[T, Usage]:
+    async with ProcessWatch((pid,)) as watch:
+        done = await asyncio.to_thread(work)
+        return done, watch.usage()

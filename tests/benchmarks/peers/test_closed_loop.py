@@ -30,5 +30,9 @@ def test_a_rate_of_which_requests_failed_is_none():
 
 
 def test_a_server_that_answered_nothing_has_no_rate():
-    with pytest.raises(Failed, match="no request was answered"):
-        reading_of(report(completed=0))
+    with pytest.raises(Failed, match="not one token"):
+        reading_of(report(completed=0) | {"output_tokens_per_s": 0.0})
+
+
+def test_what_had_arrived_of_cut_off_requests_is_a_rate():
+    assert reading_of(report(completed=0)).tokens_per_s == 61.5
