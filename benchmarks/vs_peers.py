@@ -14,6 +14,7 @@ prints the tables from what is there when nothing is left to measure.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ def main(arguments: list[str]) -> None:
         except StepFailed as failure:
             sys.exit(f"{failure}\nThe same command goes on from here.")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # and each server with us
     layout = Layout(options.folder)
     with ExitStack() as stack:
         ours = stack.enter_context(Ours(layout, options.port, _settings(options.ours)))

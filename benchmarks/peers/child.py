@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -74,6 +75,14 @@ def child(
         yield started
     finally:
         _stop(started)
+
+
+def local_url(port: int) -> str:
+    """Where a server is to listen. Raises Failed if another one does: it would be measured."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise Failed(f"port {port} is in use: stop the program that uses it, or name another")
+    return f"http://127.0.0.1:{port}"
 
 
 def answers(url: str) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.peers.child import answers, child
+from benchmarks.peers.child import answers, child, local_url
 from benchmarks.peers.closed_loop import Model
 from benchmarks.peers.layout import Layout
 from benchmarks.peers.loads import KINDS
@@ -30,8 +30,8 @@ class Llama:
     def started(self, kinds: tuple[str, ...]) -> Iterator[HttpServer]:
         (kind,) = kinds
         log = self._layout.logs / f"{self.name}-{kind}.log"
+        url = local_url(self._port)
         with child(self._command(KINDS[kind]), os.environ, log) as server:
-            url = f"http://127.0.0.1:{self._port}"
             server.wait_for(lambda: answers(f"{url}/health"), READY_S)
             yield HttpServer(server, url, _models)
 

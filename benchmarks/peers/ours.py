@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import httpx
 
-from benchmarks.peers.child import Failed, answers, child
+from benchmarks.peers.child import Failed, answers, child, local_url
 from benchmarks.peers.closed_loop import REPOSITORY, Model
 from benchmarks.peers.layout import Layout, adapter_name
 from benchmarks.peers.loads import KINDS, Load
@@ -21,7 +21,7 @@ from benchmarks.peers.results import Reading
 from benchmarks.peers.running import HttpServer
 from benchmarks.peers.static_batch import Batch, rate
 
-READY_S = 120.0
+READY_S = 300.0
 UPLOAD_S = 120.0
 ANSWER_S = 240.0
 TENANT = "bench"
@@ -55,8 +55,8 @@ class Ours:
         self._key = self._key or self._make_key()
         log = self._layout.logs / f"{self.name}-{kinds[0]}.log"
         command = [*self._loragate(), "serve", "--until-stdin-ends"]
+        url = local_url(self._port)
         with child(command, self._environ(), log) as server:
-            url = f"http://127.0.0.1:{self._port}"
             server.wait_for(lambda: answers(f"{url}/health/ready"), READY_S)
             self._upload(url, max(KINDS[kind] for kind in kinds))
             yield OurServer(server, url, self._models, self._key)

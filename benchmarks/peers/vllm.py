@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from benchmarks.peers.child import answers, child
+from benchmarks.peers.child import answers, child, local_url
 from benchmarks.peers.closed_loop import Model
 from benchmarks.peers.layout import ADAPTERS, Layout, adapter_name
 from benchmarks.peers.loads import KINDS
@@ -32,8 +32,8 @@ class Vllm:
     def started(self, kinds: tuple[str, ...]) -> Iterator[HttpServer]:
         adapters = max(KINDS[kind] for kind in kinds)
         log = self._layout.logs / f"{self.name}-{kinds[0]}.log"
+        url = local_url(self._port)
         with child(self._command(adapters), self._environ(), log) as server:
-            url = f"http://127.0.0.1:{self._port}"
             server.wait_for(lambda: answers(f"{url}/health"), READY_S)
             yield HttpServer(server, url, _models)
 

@@ -1,6 +1,7 @@
 """Real processes: nothing is waited for without a limit, and nothing is left."""
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import child as module
-from benchmarks.peers.child import Failed, child
+from benchmarks.peers.child import Failed, child, local_url
 
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -68,3 +69,13 @@ def test_a_program_that_is_not_there_is_a_failure_and_no_crash(tmp_path: Path):
         child(command, os.environ, tmp_path / "log"),
     ):
         raise AssertionError("it runs")
+
+
+def test_a_server_that_is_not_ours_is_never_measured():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(Failed, match=f"port {port} is in use"):
+            local_url(port)
+    assert local_url(port) == f"http://127.0.0.1:{port}"
