@@ -150,6 +150,7 @@ def _print(loads: list[Load], servers: list[str], results: Results) -> None:
     rows = table.rows_of(loads, servers, results.cells.values())
     for row in rows:
         print("\n" + "\n".join(table.lines_of(row)))
+    print(f"\n{table.summary(rows)}")
     if results.answers:
         print(f"\nHow {agreement.PROMPT!r} goes on with the first adapter, greedily")
         print("\n".join(agreement.lines_of(results.answers)))

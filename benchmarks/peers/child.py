@@ -101,7 +101,7 @@ def _stop(running: Child) -> None:
                 process.wait(STOP_S)
     finally:  # after Ctrl-C, too
         begun = time.monotonic()
-        while left := [pid for pid in running.pids if pid != process.pid or process.poll() is None]:
+        while left := running.pids:
             if time.monotonic() - begun > KILL_S:
                 raise Failed(f"processes {left} are left of it")
             for pid in left:

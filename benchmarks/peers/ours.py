@@ -22,6 +22,7 @@ from benchmarks.peers.running import HttpServer
 from benchmarks.peers.static_batch import Batch, rate
 
 READY_S = 300.0
+SHELL_S = 60.0
 UPLOAD_S = 120.0
 ANSWER_S = 240.0
 TENANT = "bench"
@@ -81,14 +82,17 @@ class Ours:
         return key
 
     def _shell(self, *arguments: str) -> str:
-        done = subprocess.run(
-            [*self._loragate(), *arguments],
-            env=self._environ(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=READY_S,
-        )
+        try:
+            done = subprocess.run(
+                [*self._loragate(), *arguments],
+                env=self._environ(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=SHELL_S,
+            )
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{' '.join(arguments)}: not done after {SHELL_S:.0f} s") from None
         if done.returncode != 0:
             raise Failed(f"{' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout

@@ -157,6 +157,16 @@ def _met(met: bool) -> str:
     return "met" if met else "missed"
 
 
+def summary(rows: Sequence[Row]) -> str:
+    counts = []
+    for name, met in (
+        ("needed", [row.needed.met is True and row.first_token_met is not False for row in rows]),
+        ("stretch", [row.stretch.met is True for row in rows]),
+    ):
+        counts.append(f"{name} met in {sum(met)} of {len(rows)} loads")
+    return ", ".join(counts)
+
+
 # --- as data --------------------------------------------------------------------------------------
 
 

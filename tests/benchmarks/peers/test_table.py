@@ -4,7 +4,7 @@ import json
 
 from benchmarks.peers.loads import Load
 from benchmarks.peers.results import Cell, Reading
-from benchmarks.peers.table import best_of, data_of, lines_of, rows_of
+from benchmarks.peers.table import best_of, data_of, lines_of, rows_of, summary
 from benchmarks.peers.targets import target_of
 
 SERVERS = ["ours", "vllm", "llama-bf16", "llama-q4_1"]
@@ -115,3 +115,15 @@ def test_the_data_is_json_and_says_what_the_text_says():
     assert data["needed"]["goal"] == {"ratio": 5.0, "peers": "peft"}
     assert data["needed"]["met"] is False
     assert [server["server"] for server in data["servers"]] == ["ours", "peft-bfloat16"]
+
+
+def test_the_summary_counts_only_what_is_met_in_full():
+    fast, late, unmeasured = Load("base", 8), Load("adapters-32", 32), Load("base", 32)
+    measured = [
+        *cells(fast, "ours", [130.0]),
+        *cells(fast, "vllm", [100.0]),
+        *cells(late, "ours", [700.0], first_token_s=3.0),
+        *cells(late, "vllm", [100.0]),
+    ]
+    rows = rows_of([fast, late, unmeasured], SERVERS, measured)
+    assert summary(rows) == "needed met in 1 of 3 loads, stretch met in 1 of 3 loads"
