@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from benchmarks.peers.child import Failed
-from benchmarks.peers.loads import OUTPUT_TOKENS, PROMPT_TOKENS, VOCABULARY
+from benchmarks.peers.loads import FIRST_TOKEN_S, OUTPUT_TOKENS, PROMPT_TOKENS, VOCABULARY
 from benchmarks.peers.results import Reading
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -54,6 +54,7 @@ def closed_loop(
         command += ["--warmup", str(WARM_UP_REQUESTS), "--seed", str(seed)]
         command += ["--prompt-tokens", _range(PROMPT_TOKENS)]
         command += ["--output-tokens", _range(OUTPUT_TOKENS), "--vocab", _range(VOCABULARY)]
+        command += ["--slo-ttft", str(FIRST_TOKEN_S)]
         command += ["--pid", str(pid), "--json", str(report), "--quiet"]
         environ = {**os.environ, "LORAGATE_API_KEY": key}
         try:
@@ -83,6 +84,7 @@ def reading_of(report: dict[str, Any]) -> Reading:
     return Reading(
         report["output_tokens_per_s"],
         report["ttft_s"]["p50"],
+        report["slo"]["attained_ttft"],
         report["client"]["other_cores"],
         report,
     )

@@ -8,6 +8,8 @@ from benchmarks.peers.layout import ADAPTERS
 
 PROMPT_TOKENS = (32, 128)
 OUTPUT_TOKENS = (32, 64)
+FIRST_TOKEN_S = 2.0
+"""Within which a first token is in time."""
 VOCABULARY = (100, 49000)
 """Token ids of prompts: none that steers a chat."""
 

@@ -14,7 +14,10 @@ class Reading(Struct, frozen=True):
     tokens_per_s: float
     """Output tokens."""
     first_token_s: float | None = None
-    """Median; None where answers come as a whole."""
+    """Median of those that came; None where answers come as a whole."""
+    in_time: float | None = None
+    """Share of requests whose first token came within FIRST_TOKEN_S. One that had none when time
+    was up has missed it, as it is not in the median."""
     other_cores: float = 0.0
     """Cores that processes other than the server and its client used meanwhile."""
     report: dict[str, Any] = {}

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from benchmarks.peers.loads import Load
+from benchmarks.peers.loads import FIRST_TOKEN_S, Load
 from benchmarks.peers.results import Cell
 from benchmarks.peers.targets import Goal, Target, target_of
 
@@ -25,7 +25,8 @@ class Figure(Struct, frozen=True):
     lowest: float
     highest: float
     first_token_s: float | None
-    """Median over the rounds of each round's median."""
+    """Median over the rounds of each round's median, as is `in_time` of its share."""
+    in_time: float | None
     noisy: int
     """How many rounds other processes disturbed."""
 
@@ -47,8 +48,8 @@ class Row(Struct, frozen=True):
     """Server → why it has no figure."""
     needed: Finding
     stretch: Finding
-    first_token_met: bool | None
-    """None: no limit, or nothing measured."""
+    in_time_met: bool | None
+    """None: not asked for, or nothing measured."""
 
     @property
     def ours(self) -> Figure | None:
@@ -78,7 +79,7 @@ def _row(load: Load, servers: Sequence[str], cells: list[Cell]) -> Row:
         failures,
         _finding(target.needed, figures),
         _finding(target.stretch, figures),
-        _first_token_met(target, figures),
+        _in_time_met(target, figures),
     )
 
 
@@ -88,6 +89,7 @@ def _figure(server: str, cells: list[Cell]) -> Figure | None:
         return None
     rates = [reading.tokens_per_s for reading in readings]
     first = [reading.first_token_s for reading in readings if reading.first_token_s is not None]
+    in_time = [reading.in_time for reading in readings if reading.in_time is not None]
     return Figure(
         server,
         len(rates),
@@ -95,6 +97,7 @@ def _figure(server: str, cells: list[Cell]) -> Figure | None:
         min(rates),
         max(rates),
         statistics.median(first) if first else None,
+        statistics.median(in_time) if in_time else None,
         sum(cell.is_noisy for cell in cells),
     )
 
@@ -114,31 +117,37 @@ def best_of(figures: Sequence[Figure], peers: str = "") -> Figure | None:
     return max(named, key=lambda figure: figure.median, default=None)
 
 
-def _first_token_met(target: Target, figures: Sequence[Figure]) -> bool | None:
+def _in_time_met(target: Target, figures: Sequence[Figure]) -> bool | None:
     ours = next((figure for figure in figures if figure.server == OURS), None)
-    if target.first_token_s_max == float("inf") or ours is None or ours.first_token_s is None:
+    if not target.in_time or ours is None or ours.in_time is None:
         return None
-    return ours.first_token_s <= target.first_token_s_max
+    return ours.in_time >= target.in_time
 
 
 # --- as text --------------------------------------------------------------------------------------
 
 
 def lines_of(row: Row) -> list[str]:
-    lines = [f"{row.load.name:<20}{'tokens/s (min–max)':>24}{'first token':>13}{'ours ÷ it':>11}"]
-    for figure in row.figures:
-        ratio = row.ours.median / figure.median if row.ours and figure.server != OURS else None
-        spread = f"{figure.median:.1f} ({figure.lowest:.1f}–{figure.highest:.1f})"
-        first = "" if figure.first_token_s is None else f"{figure.first_token_s:.2f} s"
-        shown = "" if ratio is None else f"{ratio:.2f}"
-        note = f"   noisy in {figure.noisy} of {figure.rounds}" if figure.noisy else ""
-        lines.append(f"  {figure.server:<18}{spread:>24}{first:>13}{shown:>11}{note}".rstrip())
+    lines = [
+        f"{row.load.name:<20}{'tokens/s (min–max)':>24}{'first token':>13}"
+        f"{f'in {FIRST_TOKEN_S:g} s':>8}{'ours ÷ it':>11}"
+    ]
+    lines += [_line(figure, row.ours) for figure in row.figures]
     lines += [f"  {server:<18}failed: {why}" for server, why in row.failures.items()]
     lines += [f"  {name}: {_words(finding)}" for name, finding in _findings(row)]
-    if row.first_token_met is not None:
-        limit = target_of(row.load).first_token_s_max
-        lines.append(f"  needed: first token within {limit:.0f} s, {_met(row.first_token_met)}")
+    if row.in_time_met is not None:
+        wanted = f"{target_of(row.load).in_time:.0%} of first tokens in {FIRST_TOKEN_S:g} s"
+        lines.append(f"  needed: {wanted}, {_met(row.in_time_met)}")
     return lines
+
+
+def _line(figure: Figure, ours: Figure | None) -> str:
+    spread = f"{figure.median:.1f} ({figure.lowest:.1f}–{figure.highest:.1f})"
+    first = "" if figure.first_token_s is None else f"{figure.first_token_s:.2f} s"
+    in_time = "" if figure.in_time is None else f"{figure.in_time:.0%}"
+    ratio = "" if ours is None or ours is figure else f"{ours.median / figure.median:.2f}"
+    note = f"   noisy in {figure.noisy} of {figure.rounds}" if figure.noisy else ""
+    return f"  {figure.server:<18}{spread:>24}{first:>13}{in_time:>8}{ratio:>11}{note}".rstrip()
 
 
 def _findings(row: Row) -> list[tuple[str, Finding]]:
@@ -160,7 +169,7 @@ def _met(met: bool) -> str:
 def summary(rows: Sequence[Row]) -> str:
     counts = []
     for name, met in (
-        ("needed", [row.needed.met is True and row.first_token_met is not False for row in rows]),
+        ("needed", [row.needed.met is True and row.in_time_met is not False for row in rows]),
         ("stretch", [row.stretch.met is True for row in rows]),
     ):
         counts.append(f"{name} met in {sum(met)} of {len(rows)} loads")
@@ -175,5 +184,5 @@ def data_of(row: Row) -> dict[str, Any]:
         "load": row.load.name,
         "servers": [asdict(figure) for figure in row.figures],
         "failures": row.failures,
-        "first_token_met": row.first_token_met,
+        "in_time_met": row.in_time_met,
     } | {name: asdict(finding) | {"goal": asdict(finding.goal)} for name, finding in _findings(row)}

@@ -14,6 +14,7 @@ def report(**requests: Any) -> dict[str, Any]:
         "output_tokens_per_s": 61.5,
         "ttft_s": {"mean": 0.4, "p50": 0.3, "p90": 0.7, "p99": 0.9},
         "requests": counts | requests,
+        "slo": {"ttft_s": 2.0, "attained_ttft": 0.96},
         "client": {"cpu_share": 0.02, "other_cores": 0.05},
     }
 
@@ -21,6 +22,7 @@ def report(**requests: Any) -> dict[str, Any]:
 def test_a_reading_is_the_rate_and_the_median_first_token():
     reading = reading_of(report())
     assert (reading.tokens_per_s, reading.first_token_s, reading.other_cores) == (61.5, 0.3, 0.05)
+    assert reading.in_time == 0.96
     assert reading.report == report()
 
 

@@ -10,9 +10,9 @@ from benchmarks.peers.targets import target_of
 SERVERS = ["ours", "vllm", "llama-bf16", "llama-q4_1"]
 
 
-def cells(load: Load, server: str, rates: list[float], first_token_s: float = 0.5) -> list[Cell]:
+def cells(load: Load, server: str, rates: list[float], in_time: float = 1.0) -> list[Cell]:
     return [
-        Cell(round, server, load.name, Reading(rate, first_token_s))
+        Cell(round, server, load.name, Reading(rate, 0.5, in_time))
         for round, rate in enumerate(rates)
     ]
 
@@ -67,11 +67,11 @@ def test_a_ratio_that_is_just_reached_is_met():
 
 def test_a_fast_server_whose_first_token_is_late_has_missed():
     load = Load("adapters-128", 32)
-    for first_token_s, met in ((2.0, True), (2.1, False)):
-        measured = cells(load, "ours", [900.0], first_token_s) + cells(load, "vllm", [1.0], 60.0)
+    for in_time, met in ((0.5, True), (0.49, False)):
+        measured = cells(load, "ours", [900.0], in_time) + cells(load, "vllm", [1.0], 0.0)
         (row,) = rows_of([load], SERVERS, measured)
         assert row.needed.met is True
-        assert row.first_token_met is met
+        assert row.in_time_met is met
 
 
 def test_a_peer_that_failed_is_a_row_with_its_reason_and_no_best_peer():
@@ -122,7 +122,7 @@ def test_the_summary_counts_only_what_is_met_in_full():
     measured = [
         *cells(fast, "ours", [130.0]),
         *cells(fast, "vllm", [100.0]),
-        *cells(late, "ours", [700.0], first_token_s=3.0),
+        *cells(late, "ours", [700.0], in_time=0.4),
         *cells(late, "vllm", [100.0]),
     ]
     rows = rows_of([fast, late, unmeasured], SERVERS, measured)
