@@ -7,7 +7,7 @@ import pytest
 from benchmarks.peers.results import Answer, Cell, OtherSetup, Reading, Results
 
 SETUP = {"seconds": 20.0, "ours": {}}
-CELL = Cell(0, "ours", "base/c1", Reading(30.0, 0.1, 0.0, {"requests": {"sent": 3}}))
+CELL = Cell(0, "ours", "base/c1", Reading(30.0, 0.1, 1.0, 0.0, {"requests": {"sent": 3}}))
 
 
 def test_a_cell_is_there_when_the_run_is_begun_again(tmp_path: Path):
