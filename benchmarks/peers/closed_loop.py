@@ -78,7 +78,7 @@ def reading_of(report: dict[str, Any]) -> Reading:
     """What the load generator reports. Raises Failed if a request failed, or no token came."""
     requests = report["requests"]
     if requests["failed"]:
-        raise Failed(f"{requests['failed']} requests failed: {requests['failures']}")
+        raise Failed(f"{requests['failed']} requests failed: {requests['examples']}")
     if not report["output_tokens_per_s"]:
         raise Failed("not one token came in time")
     return Reading(
