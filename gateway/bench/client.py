@@ -67,12 +67,20 @@ class Client:
     async def send(self, request: Request, timeline: Timeline) -> None:
         """Fills the timeline, whatever happens. If this is cancelled, it just stops there."""
         reader = AnswerReader(timeline, self._redact)
-        connection: Connection | None = None
+        connection = idle = self._idle()
         try:
             async with asyncio.timeout(self._timeout_s):
-                connection = self._idle() or await self._connect()
+                connection = idle or await self._connect()
                 connection.send(self._head(request) + request.body, reader)
                 await reader.done
+                if idle and timeline.failure and timeline.failure.kind == "connection":
+                    # Closed as we sent, and not a byte came back: RFC 9112, section 9.3.1, has a
+                    # new one tried. llama.cpp does so after each stream, keep-alive or not.
+                    timeline.failure = timeline.ended_s = None
+                    reader = AnswerReader(timeline, self._redact)
+                    connection = await self._connect()
+                    connection.send(self._head(request) + request.body, reader)
+                    await reader.done
         except TimeoutError:
             reader.fail("timeout", f"no end after {self._timeout_s:g} s", time.perf_counter())
         except OSError as error:

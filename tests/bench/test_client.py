@@ -283,6 +283,41 @@ async def test_a_connection_after_a_failure_or_a_long_idle_time_is_not_used_agai
         client.close()
 
 
+async def test_a_server_that_closes_after_each_stream_without_saying_so_fails_nothing():
+    async def answers_and_closes(call: Call) -> None:
+        await answers(call)
+        await call.writer.drain()
+        call.writer.close()
+
+    with serving(answers_and_closes) as server:
+        client = Client(Address(server.url, "completions"), KEY, 10.0, hiding([KEY]))
+        for number in range(1, 6):
+            timeline = new_timeline()
+            await client.send(request(), timeline)
+            assert timeline.completed
+            assert (timeline.output_tokens, len(timeline.text_s)) == (3, 3)
+            assert server.connections == number
+        client.close()
+
+
+async def test_a_connection_that_breaks_twice_is_a_failed_connection():
+    async def answers_once(call: Call) -> None:
+        if len(server.calls) == 1:
+            await answers(call)
+        else:
+            call.cut()
+
+    with serving(answers_once) as server:
+        client = Client(Address(server.url, "completions"), KEY, 10.0, hiding([KEY]))
+        await client.send(request(), new_timeline())
+        timeline = new_timeline()
+        await client.send(request(), timeline)
+        assert timeline.failure is not None
+        assert timeline.failure.kind == "connection"
+        assert len(server.calls) == 3
+        client.close()
+
+
 async def test_requests_that_are_cancelled_stop_where_they_are_and_close():
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
