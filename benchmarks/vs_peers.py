@@ -49,6 +49,7 @@ def main(arguments: list[str]) -> None:
             prepare(Layout(options.prepare), options.model)
         except StepFailed as failure:
             sys.exit(f"{failure}\nThe same command goes on from here.")
+        print(f"All is there: python -m benchmarks vs_peers --folder {options.prepare}")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # and each server with us
     layout = Layout(options.folder)

@@ -12,7 +12,8 @@ from benchmarks.peers.loads import KINDS
 from benchmarks.peers.running import HttpServer
 
 BASE = "base"
-READY_S = 360.0
+READY_S = 600.0
+"""The first start compiles, for minutes."""
 KV_GIB = 3
 LORA_SLOTS = 32
 """Distinct adapters in a batch; as many as there are requests."""
