@@ -31,7 +31,7 @@ TENANT = "bench"
 class Ours:
     name = "ours"
     starts = (("base",), ("adapters-32", "adapters-128"), ("static",))
-    start_s = 15.0
+    start_s = 20.0
 
     def __init__(self, layout: Layout, port: int, options: Mapping[str, str]) -> None:
         """`options`: settings other than the defaults, `{"engine.dtype": "bfloat16"}`."""
