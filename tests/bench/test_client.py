@@ -11,6 +11,7 @@ import pytest
 from gateway.bench.client import Address, AddressError, Client
 from gateway.bench.redaction import hiding
 from gateway.bench.shape import Endpoint
+from gateway.bench.stream import LINGER_S
 from gateway.bench.timeline import Timeline
 from tests.bench.scripted import (
     DONE,
@@ -281,6 +282,43 @@ async def test_a_connection_after_a_failure_or_a_long_idle_time_is_not_used_agai
         await client.send(request(), new_timeline())
         assert server.connections == 3
         client.close()
+
+
+async def test_a_connection_that_one_client_gives_up_is_not_in_the_hands_of_another():
+    async def refuses(call: Call) -> None:
+        await call.refuse(400, b"no")
+
+    with serving(refuses) as server:
+        client = Client(Address(server.url, "completions"), KEY, 5.0, hiding([KEY]))
+
+        async def turns() -> list[Timeline]:
+            timelines = [new_timeline() for _ in range(25)]
+            for timeline in timelines:
+                await client.send(request(), timeline)
+            return timelines
+
+        everyone = await asyncio.gather(*(turns() for _ in range(8)))
+        client.close()
+    assert {one.failure for each in everyone for one in each} == {("http_400", "400: no")}
+
+
+@pytest.mark.parametrize("later_s", [0.05, 30.0])
+async def test_the_end_of_a_response_may_come_after_that_of_its_stream(later_s: float):
+    async def script(call: Call) -> None:
+        await call.begin()
+        await call.send(text("a"), DONE)
+        await asyncio.sleep(later_s)
+        await call.end()
+
+    with serving(script) as server:
+        client = Client(Address(server.url, "completions"), KEY, 10.0, hiding([KEY]))
+        timelines = []
+        for _ in range(3):
+            timelines.append(new_timeline())
+            await client.send(request(), timelines[-1])
+        client.close()
+        assert server.connections == (1 if later_s < LINGER_S else 3)
+    assert all(one.completed and (one.e2e_s or 9.0) < LINGER_S for one in timelines)
 
 
 async def test_requests_that_are_cancelled_stop_where_they_are_and_close():
