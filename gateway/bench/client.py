@@ -62,12 +62,13 @@ class Client:
         self._address, self._timeout_s = address, timeout_s
         self._api_key, self._redact = api_key, redact
         self._tls = ssl.create_default_context() if address.tls else None
-        self._connections: list[Connection] = []
+        self._idle: list[Connection] = []
+        """Whoever takes one out has it alone; the one used last is at the end."""
 
     async def send(self, request: Request, timeline: Timeline) -> None:
         """Fills the timeline, whatever happens. If this is cancelled, it just stops there."""
         reader = AnswerReader(timeline, self._redact)
-        connection = idle = self._idle()
+        connection = idle = self._take()
         try:
             async with asyncio.timeout(self._timeout_s):
                 connection = idle or await self._connect()
@@ -86,28 +87,33 @@ class Client:
         except OSError as error:
             reader.fail("connection", _reason(error), time.perf_counter())
         finally:
-            if connection is not None and not timeline.completed:
-                connection.abort()
+            if connection is not None:
+                self._give(connection, fit=timeline.completed)
 
     def close(self) -> None:
-        for connection in self._connections:
+        for connection in self._idle:
             connection.abort()
 
-    def _idle(self) -> Connection | None:
-        """Those that are closed or were idle for too long are dropped."""
+    def _take(self) -> Connection | None:
         usable_since = time.perf_counter() - IDLE_S_MAX
-        for connection in self._connections:
-            if connection.idle_since is not None and connection.idle_since < usable_since:
-                connection.abort()
-        self._connections = [one for one in self._connections if not one.closed]
-        return next((one for one in self._connections if one.idle_since is not None), None)
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and (connection.idle_since or 0.0) > usable_since:
+                return connection
+            connection.abort()
+        return None
+
+    def _give(self, connection: Connection, *, fit: bool) -> None:
+        if fit and connection.usable:
+            self._idle.append(connection)
+        else:
+            connection.abort()
 
     async def _connect(self) -> Connection:
         address = self._address
         _, connection = await asyncio.get_running_loop().create_connection(
             Connection, address.host, address.port, ssl=self._tls
         )
-        self._connections.append(connection)
         return connection
 
     def _head(self, request: Request) -> bytes:

@@ -19,7 +19,6 @@ from gateway.bench.targets import Target, TargetsError, check_extra, check_key, 
 from gateway.demo.progress import Status
 
 if TYPE_CHECKING:
-    from gateway.bench.load import Run
     from gateway.bench.runner import Result
 
 SECONDS = Finite(min=0, min_open=True)
@@ -283,18 +282,13 @@ def _measure(
 
 
 @contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[["Run"], None]]:
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """A line that is rewritten, where there is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
     with Status("Measuring", sys.stderr) as status:
-
-        def show(run: "Run") -> None:
-            sent = len(run.timelines)
-            status.show(f"{sent} sent, {sent - run.ended} running, {run.failed} failed")
-
-        yield show
+        yield status.show
 
 
 def _show(

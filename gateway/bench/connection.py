@@ -30,9 +30,16 @@ class Connection(asyncio.Protocol):
         self._now = 0.0
         self.closed = False
         self.idle_since: float | None = None
-        """When its last answer was complete; None: it may not be used again now, or never."""
+        """When its last answer was complete; None: something is on its way."""
+
+    @property
+    def usable(self) -> bool:
+        return self.idle_since is not None and not self.closed
 
     def send(self, request: bytes, receiver: Receiver) -> None:
+        if self.closed:  # by the other side, since it was opened
+            receiver.lost("the server closed the connection", time.perf_counter())
+            return
         assert self._receiver is None
         self.idle_since = None
         self._receiver, self._content_type = receiver, ""

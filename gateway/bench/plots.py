@@ -36,40 +36,40 @@ def draw(run: Run, figures: Figures, folder: Path) -> list[Path]:
     drawn: list[Path] = []
     if ttft.size:
         path = folder / "ttft.png"
-        _distribution(ttft, figures.slo.ttft_s, "Time to first token (s)", "requests", path)
+        _distribution(ttft, figures.slo.ttft_s, "Time to first token", "s", "requests", path)
         drawn.append(path)
     if gaps.size:
         path = folder / "inter_token.png"
         limit_ms = figures.slo.inter_token_s * 1000
-        _distribution(gaps * 1000, limit_ms, "Inter-token latency (ms)", "gaps", path)
+        _distribution(gaps * 1000, limit_ms, "Inter-token latency", "ms", "gaps", path)
         drawn.append(path)
         drawn.append(_throughput(run, folder / "throughput.png"))
     return drawn
 
 
 def _distribution(
-    values: NDArray[np.float64], limit: float, title: str, noun: str, path: Path
+    values: NDArray[np.float64], limit: float, name: str, unit: str, noun: str, path: Path
 ) -> None:
     """The share of values that are at most x, and the limit if it is anywhere near."""
+    p50, p99 = np.percentile(values, [50, 99])
+    near = limit <= 2 * values.max()
 
     def content(axes: "Axes") -> None:
         axes.ecdf(values, color=LINE, linewidth=1.8)
-        for percent, marker in ((50, "o"), (99, "s")):
-            value = np.percentile(values, percent)
-            label = f"p{percent}  {value:.3g}"
-            axes.plot([value], [percent / 100], marker, color=LINE, label=label, linestyle="none")
-        if limit <= 2 * values.max():
-            axes.axvline(limit, color=MARK, linestyle="--", label=f"objective  {limit:g}")
-        if values.max() > WIDE * np.median(values) > 0:
+        axes.plot([p50, p99], [0.5, 0.99], "o", color=LINE)
+        if near:
+            axes.axvline(limit, color=MARK, linestyle="--")
+        if values.max() > WIDE * p50 > 0:
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
         else:
             axes.set_xlim(left=0)
-        axes.set_xlabel(title)
+        axes.set_xlabel(f"{name} ({unit})")
         axes.set_ylabel(f"share of {values.size} {noun}")
         axes.set_ylim(0, 1.02)
-        axes.legend(loc="lower right")
 
-    _figure(content, f"{title.split(' (')[0]}, cumulative", path)
+    objective = f"; objective {limit:g} {unit}{' (dashed)' if near else ''}"
+    _figure(content, f"{name}: p50 {_short(p50)} {unit}, p99 {_short(p99)} {unit}{objective}", path)
 
 
 def _throughput(run: Run, path: Path) -> Path:
@@ -90,15 +90,20 @@ def _throughput(run: Run, path: Path) -> Path:
     def content(axes: "Axes") -> None:
         axes.stairs(rates, edges, color=LINE, fill=True, alpha=0.25)
         axes.stairs(rates, edges, color=LINE, linewidth=1.8)
-        axes.axhline(mean, color=MARK, linestyle="--", label=f"mean {mean:.4g}")
+        axes.axhline(mean, color=MARK, linestyle="--")
         axes.set_xlabel("time since the start (s)")
         axes.set_ylabel("output tokens per second")
         axes.set_xlim(0, edges[-1])
         axes.set_ylim(bottom=0)
-        axes.legend(loc="lower right")
 
-    _figure(content, f"Throughput, in steps of {edges[1] - edges[0]:.2g} s", path)
+    step_s = edges[1] - edges[0]
+    _figure(content, f"Throughput in steps of {step_s:.2g} s; mean {_short(mean)} (dashed)", path)
     return path
+
+
+def _short(value: float) -> str:
+    """Three digits or more, and no exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _figure(content: Callable[["Axes"], None], title: str, path: Path) -> None:
@@ -107,7 +112,7 @@ def _figure(content: Callable[["Axes"], None], title: str, path: Path) -> None:
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.add_subplot()
     content(axes)
-    axes.set_title(title)
+    axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)

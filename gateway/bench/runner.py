@@ -35,7 +35,7 @@ async def measure(
     targets: list[Target],
     api_key: str,
     redact: Callable[[str], str],
-    progress: Callable[[Run], None],
+    progress: Callable[[str], None],
 ) -> Result | None:
     """None: interrupted before there was anything to measure. A first Ctrl-C ends the measurement
     and keeps what it has; a second one ends the program.
@@ -46,11 +46,10 @@ async def measure(
     watch = ProcessWatch(plan.pids)
     try:
         with _interrupts_set() as stop:
-            if await _warm_up(client, plan, targets, stop):
+            if await _warm_up(client, plan, targets, stop, progress):
                 return None
-            load = Load(
-                client, requests(plan.shape, targets, plan.seed), plan.limit, stop, progress
-            )
+            drawn = requests(plan.shape, targets, plan.seed)
+            load = Load(client, drawn, plan.limit, stop, lambda run: progress(_counts(run)))
             started_at = datetime.now(UTC)
             async with watch:
                 if plan.concurrency is None:
@@ -64,17 +63,29 @@ async def measure(
     return Result(started_at, run, figures(run, plan.slo_ttft_s, plan.slo_inter_token_s), usage)
 
 
-async def _warm_up(client: Client, plan: Plan, targets: list[Target], stop: asyncio.Event) -> bool:
+async def _warm_up(
+    client: Client,
+    plan: Plan,
+    targets: list[Target],
+    stop: asyncio.Event,
+    progress: Callable[[str], None],
+) -> bool:
     """Whether it was interrupted."""
     if not plan.warmup:
         return False
     drawn = requests(plan.shape, targets, plan.seed, WARM_UP)
-    load = Load(client, drawn, Limit(plan.warmup, None), stop, progress=lambda _: None)
+    limit = Limit(plan.warmup, None)
+    load = Load(client, drawn, limit, stop, lambda run: progress(f"warming up: {_counts(run)}"))
     run = await load.closed(min(plan.concurrency or 1, plan.warmup, WARM_UP_CLIENTS_MAX))
     failures = [one.failure for one in run.timelines if one.failure is not None]
     if len(failures) == len(run.timelines) and not run.interrupted:
         raise WarmUpFailed(f"{failures[0].kind}: {failures[0].detail}")
     return run.interrupted
+
+
+def _counts(run: Run) -> str:
+    sent = len(run.timelines)
+    return f"{sent} sent, {sent - run.ended} running, {run.failed} failed"
 
 
 @contextmanager

@@ -14,6 +14,8 @@ LINE_BYTES_MAX = 2**20
 BODY_BYTES_MAX = 2**16
 """Read of an answer that is an error."""
 DETAIL_CHARACTERS = 200
+LINGER_S = 0.5
+"""After [DONE] the response should end, and its connection be free; longer is not waited for it."""
 REFUSED = (429, 503)
 """A server that is busy says one of these."""
 
@@ -55,10 +57,12 @@ DECODER = msgspec.json.Decoder(Chunk)
 
 
 class AnswerReader:
-    """A connection's Receiver. `done` is resolved once the timeline has its end."""
+    """A connection's Receiver. `done` is resolved once the timeline has its end and the connection
+    can serve another request, if it ever will."""
 
     def __init__(self, timeline: Timeline, redact: Callable[[str], str]) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self._loop.create_future()
         self._timeline, self._redact = timeline, redact
         self._status = 0
         self._events = False
@@ -90,9 +94,11 @@ class AnswerReader:
         else:
             kind = "refused" if self._status in REFUSED else f"http_{self._status}"
             self.fail(kind, f"{self._status}: {_message(self._rest)}", now)
+        self._resolve()
 
     def lost(self, reason: str, now: float) -> None:
         self.fail("cut" if self._status else "connection", reason, now)
+        self._resolve()
 
     def fail(self, kind: str, detail: str, now: float) -> None:
         """The first end counts."""
@@ -140,7 +146,13 @@ class AnswerReader:
             return
         self._timeline.failure = failure
         self._timeline.ended_s = now
-        if not self.done.done():  # a timeout has cancelled it
+        if failure is None:
+            self._loop.call_later(LINGER_S, self._resolve)
+        else:
+            self._resolve()
+
+    def _resolve(self) -> None:
+        if not self.done.done():
             self.done.set_result(None)
 
 

@@ -127,6 +127,14 @@ async def answers(call: Call) -> None:
     await call.end()
 
 
+async def until(fact: Callable[[], bool]) -> None:
+    for _ in range(6000):
+        if fact():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
+
+
 def shape(**changes: Any) -> Shape:
     values: dict[str, Any] = {
         "endpoint": "completions",

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from gateway.bench.plan import Limit, Plan
 from gateway.bench.redaction import hiding
-from gateway.bench.runner import measure
+from gateway.bench.runner import Result, measure
 from gateway.bench.shape import Range
 from gateway.bench.targets import Target
-from gateway.bench.workload import requests
+from gateway.bench.workload import Request, requests
 from tests.bench.scripted import shape
-from tests.test_end_to_end import BASE, running
+from tests.test_end_to_end import BASE, System, running
 
 
 def plan(url: str, **changes: Any) -> Plan:
@@ -41,41 +40,46 @@ def plan(url: str, **changes: Any) -> Plan:
     return Plan(**values | changes)
 
 
-@pytest.mark.parametrize("load", [{}, {"concurrency": None, "rate": 20.0}])
 async def test_tokens_are_counted_as_the_server_counts_them(
-    tmp_path: Path, base_model: Path, demo_adapters: dict[str, Path], load: dict[str, Any]
+    tmp_path: Path, base_model: Path, demo_adapters: dict[str, Path]
 ):
     async with running(tmp_path, base_model) as system:
         await system.upload("acme", "pirate", demo_adapters["pirate"])
         await system.upload("globex", "legal", demo_adapters["legal"])
         targets = [Target(BASE), Target("pirate"), Target("legal", api_key=system.keys["globex"])]
-        wanted = plan(system.url, **load)
-        result = await measure(
-            wanted, targets, system.keys["acme"], hiding(system.keys.values()), lambda _: None
+        for load in ({}, {"concurrency": None, "rate": 20.0, "seed": 12}):
+            wanted = plan(system.url, **load)
+            asked = list(islice(requests(wanted.shape, targets, wanted.seed), 12))
+            result = await measure(
+                wanted, targets, system.keys["acme"], hiding(system.keys.values()), lambda _: None
+            )
+            usages = [await usage_of(one, system) for one in asked]
+            assert result is not None
+            check(result, asked, usages)
+
+
+async def usage_of(request: Request, system: System) -> tuple[int, int]:
+    """Tokens of the prompt and the answer, of the same request without a stream."""
+    key = request.target.api_key or system.keys["acme"]
+    async with httpx.AsyncClient(timeout=60) as client:
+        response = await client.post(
+            f"{system.url}/v1/completions",
+            headers={"authorization": f"Bearer {key}"},
+            json=json.loads(request.body) | {"stream": False},
         )
-        assert result is not None
-        asked = list(islice(requests(wanted.shape, targets, wanted.seed), 12))
-        async with httpx.AsyncClient(timeout=60) as client:
-            usages = []
-            for one in asked:
-                response = await client.post(
-                    f"{system.url}/v1/completions",
-                    headers={
-                        "authorization": f"Bearer {one.target.api_key or system.keys['acme']}"
-                    },
-                    json=json.loads(one.body) | {"stream": False},
-                )
-                assert response.status_code == 200, response.text
-                usages.append(response.json()["usage"])
-    timelines = result.run.timelines
+    assert response.status_code == 200, response.text
+    usage = response.json()["usage"]
+    return usage["prompt_tokens"], usage["completion_tokens"]
+
+
+def check(result: Result, asked: list[Request], usages: list[tuple[int, int]]) -> None:
+    timelines, figures = result.run.timelines, result.figures
     assert [one.failure for one in timelines] == [None] * 12
     assert {one.model for one in timelines} == {BASE, "pirate", "legal"}
-    ours = [(one.prompt_tokens, one.output_tokens) for one in timelines]
-    assert ours == [(one["prompt_tokens"], one["completion_tokens"]) for one in usages]
+    assert [(one.prompt_tokens, one.output_tokens) for one in timelines] == usages
     # with ignore_eos, an answer is as long as was asked for
-    assert ours == [(one.prompt_tokens, one.output_tokens) for one in asked]
-    figures = result.figures
-    assert figures.output_tokens == sum(one["completion_tokens"] for one in usages)
+    assert usages == [(one.prompt_tokens, one.output_tokens) for one in asked]
+    assert figures.output_tokens == sum(completion for _, completion in usages)
     assert figures.output_tokens_by == "usage"
     assert figures.requests.completed == figures.ttft_s.count == 12
     assert figures.requests.short == 0

@@ -22,6 +22,7 @@ from tests.bench.scripted import (
     request,
     serving,
     text,
+    until,
     usage,
 )
 
@@ -29,14 +30,17 @@ KEY = "sk-proj-0123456789"
 
 
 async def ask(
-    url: str, *, endpoint: Endpoint = "completions", timeout_s: float = 10.0, **more: str
+    url: str,
+    *,
+    endpoint: Endpoint = "completions",
+    timeout_s: float = 10.0,
+    api_key: str = "",
+    timeline: Timeline | None = None,
 ) -> Timeline:
     client = Client(Address(url, endpoint), KEY, timeout_s, hiding([KEY]))
-    timeline = new_timeline()
-    try:
-        await client.send(request(**more), timeline)  # type: ignore[arg-type]  # its keywords
-    finally:
-        client.close()
+    timeline = timeline or new_timeline()
+    await client.send(request(api_key=api_key), timeline)
+    client.close()
     return timeline
 
 
@@ -50,21 +54,34 @@ async def outcome(script: Script, *, timeout_s: float = 10.0) -> Timeline:
 
 
 async def test_a_stream_is_timed_from_sending_to_its_end():
+    timeline = new_timeline()
+    sent: list[float] = []
+    seen: list[float] = []
+
     async def script(call: Call) -> None:
+        """Each event after the client has had the one before, with a pause between."""
         await call.begin()
-        await call.send(text("one"), after_s=0.3)
-        await call.send(text(" two"), after_s=0.1)
-        await call.send(text(" three"), after_s=0.2)
-        await call.send(text("", finish_reason="length"), after_s=0.1)
+        for chunks in range(1, 4):
+            await asyncio.sleep(0.05)
+            sent.append(time.perf_counter())
+            await call.send(text("word"))
+            await until(lambda wanted=chunks: len(timeline.text_s) == wanted)
+            seen.append(time.perf_counter())
+        await call.send(text("", finish_reason="length"))
+        await until(lambda: timeline.finished_s is not None)
         await call.send(usage(17, 5), DONE)
         await call.end()
 
-    timeline = await outcome(script)
+    with serving(script) as server:
+        await ask(server.url, timeline=timeline)
     assert timeline.completed
-    assert timeline.ttft_s == pytest.approx(0.3, abs=0.08)
-    assert timeline.gaps_s == pytest.approx([0.1, 0.2], abs=0.08)
-    assert timeline.tpot_s == pytest.approx(0.4 / 4, abs=0.03)
-    assert timeline.e2e_s == pytest.approx(0.7, abs=0.15)
+    for before, arrived, after in zip(sent, timeline.text_s, seen, strict=True):
+        assert before <= arrived <= after
+    assert timeline.finished_s is not None
+    assert timeline.ended_s is not None
+    assert seen[-1] <= timeline.finished_s <= timeline.ended_s
+    assert timeline.ttft_s == timeline.text_s[0] - timeline.sent_s
+    assert min(timeline.gaps_s) >= 0.05
     assert (timeline.prompt_tokens, timeline.output_tokens) == (17, 5)
 
 
@@ -92,7 +109,8 @@ async def test_the_role_of_a_chat_is_not_its_first_token():
     with serving(script) as server:
         timeline = await ask(server.url, endpoint="chat")
         assert server.calls[0].head.startswith("POST /v1/chat/completions HTTP/1.1\r\n")
-    assert timeline.ttft_s == pytest.approx(0.2, abs=0.08)
+    assert timeline.ttft_s is not None
+    assert timeline.ttft_s >= 0.2
     assert timeline.output_tokens == 2
 
 
@@ -227,7 +245,8 @@ async def test_an_answer_that_does_not_end_in_time_is_a_timeout():
     timeline = await outcome(script, timeout_s=0.3)
     assert time.perf_counter() - started < 5
     assert timeline.failure == ("timeout", "no end after 0.3 s")
-    assert timeline.e2e_s == pytest.approx(0.3, abs=0.1)
+    assert timeline.e2e_s is not None
+    assert 0.29 < timeline.e2e_s < 5
 
 
 async def test_nobody_there_is_a_failed_connection():
@@ -318,6 +337,47 @@ async def test_a_connection_that_breaks_twice_is_a_failed_connection():
         client.close()
 
 
+async def test_a_connection_that_one_client_gives_up_is_not_in_the_hands_of_another():
+    async def refuses(call: Call) -> None:
+        await call.refuse(400, b"no")
+
+    with serving(refuses) as server:
+        client = Client(Address(server.url, "completions"), KEY, 5.0, hiding([KEY]))
+
+        async def turns() -> list[Timeline]:
+            timelines = [new_timeline() for _ in range(25)]
+            for timeline in timelines:
+                await client.send(request(), timeline)
+            return timelines
+
+        everyone = await asyncio.gather(*(turns() for _ in range(8)))
+        client.close()
+    assert {one.failure for each in everyone for one in each} == {("http_400", "400: no")}
+
+
+@pytest.mark.parametrize(("later_s", "linger_s", "connections"), [(0.05, 5.0, 1), (30.0, 1.0, 3)])
+async def test_the_end_of_a_response_may_come_after_that_of_its_stream(
+    later_s: float, linger_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("gateway.bench.stream.LINGER_S", linger_s)
+
+    async def script(call: Call) -> None:
+        await call.begin()
+        await call.send(text("a"), DONE)
+        await asyncio.sleep(later_s)
+        await call.end()
+
+    with serving(script) as server:
+        client = Client(Address(server.url, "completions"), KEY, 10.0, hiding([KEY]))
+        timelines = []
+        for _ in range(3):
+            timelines.append(new_timeline())
+            await client.send(request(), timelines[-1])
+        client.close()
+        assert server.connections == connections
+    assert all(one.completed and (one.e2e_s or 9.0) < linger_s for one in timelines)
+
+
 async def test_requests_that_are_cancelled_stop_where_they_are_and_close():
     closed = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -335,14 +395,13 @@ async def test_requests_that_are_cancelled_stop_where_they_are_and_close():
         client = Client(Address(server.url, "completions"), KEY, 10.0, hiding([KEY]))
         timeline = new_timeline()
         sending = asyncio.create_task(client.send(request(), timeline))
-        await asyncio.sleep(0.3)
+        await until(lambda: len(timeline.text_s) > 3)
         sending.cancel()
         with suppress(asyncio.CancelledError):
             await sending
         assert timeline.running
         assert timeline.failure is None
         arrived = len(timeline.text_s)
-        assert arrived > 3
         await asyncio.wait_for(closed.wait(), 5)
         assert len(timeline.text_s) == arrived
 

@@ -21,7 +21,7 @@ ONE_LOAD = ["--model", "m", "--concurrency", "2", "--requests", "6"]
 SMALL = ["--prompt-tokens", "8:8", "--output-tokens", "4:4"]
 
 
-def bench(*arguments: str | Path, **environ: str) -> Result:
+def bench(*arguments: str | int | Path, **environ: str) -> Result:
     return CliRunner().invoke(
         main, ["bench", "serve", *map(str, arguments)], env={"LORAGATE_API_KEY": None, **environ}
     )
@@ -86,7 +86,7 @@ def test_an_open_loop_is_run(tmp_path: Path):
     assert (result.exit_code, result.output) == (0, "")
     report = report_of(tmp_path / "r")
     assert report["requests"]["sent"] == report["requests"]["completed"] > 4
-    assert report["client"]["late_s"]["p99"] < 0.1
+    assert report["client"]["late_s"]["count"] == report["requests"]["sent"]
 
 
 def test_a_file_gives_each_model_its_key_and_its_body(tmp_path: Path):

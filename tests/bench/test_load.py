@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, islice
@@ -15,7 +14,7 @@ from gateway.bench.plan import Limit
 from gateway.bench.redaction import hiding
 from gateway.bench.targets import Target
 from gateway.bench.workload import requests
-from tests.bench.scripted import Call, Scripted, answers, serving, shape, text
+from tests.bench.scripted import Call, Scripted, answers, serving, shape, text, until
 
 
 class Loads:
@@ -63,7 +62,7 @@ async def test_a_closed_loop_has_just_so_many_in_flight_until_all_are_sent():
     assert most == 3
     assert len(server.calls) == len(run.timelines) == run.ended == 17
     assert all(one.completed for one in run.timelines)
-    assert run.duration_s == pytest.approx(6 * 0.1, abs=0.3)
+    assert run.duration_s > 6 * 0.1
 
 
 async def test_requests_are_sent_in_the_order_in_which_they_are_drawn():
@@ -76,12 +75,10 @@ async def test_requests_are_sent_in_the_order_in_which_they_are_drawn():
 
 async def test_a_closed_loop_with_a_duration_cuts_off_what_runs_then():
     with serving(never_ends) as server:
-        started = time.perf_counter()
-        run = await Loads(server).load(duration_s=0.5).closed(4)
-        assert time.perf_counter() - started == pytest.approx(0.5, abs=0.25)
-    assert run.duration_s == pytest.approx(0.5, abs=0.1)
+        run = await Loads(server).load(duration_s=0.8).closed(4)
+    assert 0.79 < run.duration_s < 5
     assert len(run.timelines) == 4
-    assert all(one.running and one.failure is None and len(one.text_s) > 5 for one in run.timelines)
+    assert all(one.running and one.failure is None and one.text_s for one in run.timelines)
     assert not run.interrupted
 
 
@@ -94,8 +91,10 @@ async def test_an_open_loop_sends_at_its_times_whatever_became_of_those_before()
         await asyncio.sleep(1.2)
         loads.stop.set()
         run = await running
-    assert [one.sent_s - run.started_s for one in run.timelines] == pytest.approx(times, abs=0.1)
-    assert all(0 <= one.late_s < 0.1 for one in run.timelines)
+    late_s = [one.late_s for one in run.timelines]
+    assert min(late_s) > -0.002  # the event loop counts in milliseconds
+    due_s = [one.sent_s - one.late_s - run.started_s for one in run.timelines]
+    assert due_s == pytest.approx(times)
     assert run.interrupted
     assert all(one.running for one in run.timelines)
 
@@ -105,7 +104,7 @@ async def test_an_open_loop_with_a_duration_sends_no_more_and_waits():
         run = await Loads(server).load(duration_s=0.3).open(at_intervals(0.12))
     assert len(run.timelines) == 2
     assert all(one.completed for one in run.timelines)
-    assert run.duration_s == pytest.approx(0.24 + 0.1, abs=0.2)
+    assert run.duration_s > 0.24 + 0.09
 
 
 async def test_an_open_loop_ends_after_so_many_requests():
@@ -120,17 +119,20 @@ async def test_a_client_that_is_turned_away_waits_a_little():
 
     with serving(refuses) as server:
         run = await Loads(server).load(duration_s=1.0).closed(2)
-    assert 4 <= len(run.timelines) <= 2 * (1.0 / PAUSE_S + 1)
+    assert 2 <= len(run.timelines) <= 2 * (run.duration_s / PAUSE_S + 1)
     assert run.failed == run.ended
 
 
 async def test_a_stop_ends_a_closed_loop_with_what_it_has():
     with serving(answers_slowly) as server:
         loads = Loads(server)
-        asyncio.get_running_loop().call_later(0.6, loads.stop.set)
-        run = await loads.load(number=1000).closed(2)
+        running = asyncio.create_task(loads.load(number=1000).closed(2))
+        await until(lambda: len(server.calls) >= 16)
+        loads.stop.set()
+        run = await running
     assert run.interrupted
-    assert 4 <= sum(one.completed for one in run.timelines) <= 14
+    assert 14 <= sum(one.completed for one in run.timelines) < 1000
+    assert sum(one.running for one in run.timelines) <= 2
     assert loads.seen, "no progress was shown"
 
 

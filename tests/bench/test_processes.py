@@ -51,11 +51,11 @@ async def go_on(process: subprocess.Popen[str]) -> None:
 @pytest.mark.parametrize("command", [[BURN, "96", "0.6"], [PARENT, BURN, "96", "0.6"]])
 async def test_memory_and_cpu_of_a_process_and_its_children_are_measured(command: list[str]):
     with started(*command) as process:
-        begun = time.perf_counter()
         async with ProcessWatch((process.pid,)) as watch:
+            begun = time.perf_counter()
             await go_on(process)
             usage = watch.usage()
-        wall_s = time.perf_counter() - begun
+            wall_s = time.perf_counter() - begun
     assert usage.peak_pss_mib is not None
     assert 96 < usage.peak_pss_mib < 96 + 40
     assert usage.mean_cores is not None
@@ -91,14 +91,14 @@ async def test_a_process_that_ends_meanwhile_is_named():
 
 async def test_cpu_that_others_use_is_told_from_ours():
     with started(BURN, "1", "0.8") as process:
-        begun = time.perf_counter()
         async with ProcessWatch(()) as watch:
+            begun = time.perf_counter()
             await go_on(process)
             spent = time.process_time()
             while time.process_time() < spent + 0.2:
                 pass
             usage = watch.usage()
-        wall_s = time.perf_counter() - begun
+            wall_s = time.perf_counter() - begun
     assert (usage.peak_pss_mib, usage.mean_cores) == (None, None)
     assert usage.own_cores * wall_s == pytest.approx(0.2, abs=0.1)
     assert usage.other_cores is not None
