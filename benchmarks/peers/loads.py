@@ -1,6 +1,7 @@
 """What the servers are asked: kinds of loads, each at several concurrencies."""
 
 from collections.abc import Iterable, Iterator
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -29,6 +30,11 @@ class Load(Struct, frozen=True):
     @property
     def name(self) -> str:
         return f"{self.kind}/c{self.concurrency}"
+
+    def seed(self, round: int) -> int:
+        """Of its requests. Every server gets the same ones, and none gets a prompt twice: it might
+        remember it, and not all can be told not to."""
+        return crc32(f"{self.name} {round}".encode())
 
 
 def loads_of(kind: str) -> Iterator[Load]:

@@ -119,7 +119,7 @@ class OurServer(HttpServer):
     def measure(self, load: Load, seconds: float, round: int) -> Reading:
         if load.kind == "static":
             pid = self.child.process.pid
-            return rate(self._answer, pid, load.concurrency, seconds, seed=round)
+            return rate(self._answer, pid, load, seconds, round)
         return super().measure(load, seconds, round)
 
     def _answer(self, batch: Batch) -> None:

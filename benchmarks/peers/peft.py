@@ -55,7 +55,7 @@ class Generating:
 
     def measure(self, load: Load, seconds: float, round: int) -> Reading:
         pid = self._child.process.pid
-        return rate(self._answer, pid, load.concurrency, seconds, seed=round)
+        return rate(self._answer, pid, load, seconds, round)
 
     def go_on(self, prompt: list[int], tokens: int) -> str:
         ids = self._answer(Batch([prompt], [adapter_name(0)], tokens))[0]

@@ -55,7 +55,9 @@ class HttpServer:
 
     def measure(self, load: Load, seconds: float, round: int) -> Reading:
         models, pid = self.models(load.kind), self.child.process.pid
-        return closed_loop(self.url, self.key, models, load.concurrency, seconds, round, pid)
+        return closed_loop(
+            self.url, self.key, models, load.concurrency, seconds, load.seed(round), pid
+        )
 
     def go_on(self, prompt: list[int], tokens: int) -> str:
         model = self.models("adapters-32")[0]

@@ -7,14 +7,16 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import TypeVar
 
 from msgspec import Struct
 
+from benchmarks.peers.child import Failed
 from benchmarks.peers.layout import adapter_name
-from benchmarks.peers.loads import VOCABULARY
+from benchmarks.peers.loads import VOCABULARY, Load
 from benchmarks.peers.results import Reading
-from gateway.bench.processes import ProcessWatch, Usage
+from gateway.bench.processes import ProcessesError, ProcessWatch, Usage
 
 T = TypeVar("T")
 
@@ -40,22 +42,29 @@ def batch_of(requests: int, seed: int, tokens: int = OUTPUT_TOKENS) -> Batch:
 
 
 def rate(
-    answer: Callable[[Batch], object], pid: int, requests: int, seconds: float, seed: int
+    answer: Callable[[Batch], object], pid: int, load: Load, seconds: float, round: int
 ) -> Reading:
     """Whole batches, at least one, until so many seconds have passed. A short one warms up, which
-    brings in every adapter. `pid`: the server, which is watched with all processes below it."""
-    answer(batch_of(requests, seed=-1, tokens=2))
+    brings in every adapter. `pid`: the server, which is watched with all processes below it.
+
+    Raises Failed, and what `answer` raises.
+    """
+    seeds = count(load.seed(round))
+    answer(batch_of(load.concurrency, next(seeds), tokens=2))
 
     def work() -> tuple[int, float]:
         begun, passed, batches = time.perf_counter(), 0.0, 0
         while not batches or passed < seconds:
-            answer(batch_of(requests, seed=1000 * seed + batches))
+            answer(batch_of(load.concurrency, next(seeds)))
             batches, passed = batches + 1, time.perf_counter() - begun
         return batches, passed
 
-    (batches, passed), usage = asyncio.run(_watched(work, pid))
+    try:
+        (batches, passed), usage = asyncio.run(_watched(work, pid))
+    except ProcessesError as error:
+        raise Failed(str(error)) from None
     return Reading(
-        batches * requests * OUTPUT_TOKENS / passed,
+        batches * load.concurrency * OUTPUT_TOKENS / passed,
         other_cores=usage.other_cores or 0.0,
         report={
             "batches": batches,

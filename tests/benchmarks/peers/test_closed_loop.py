@@ -27,7 +27,7 @@ def test_a_reading_is_the_rate_and_the_median_first_token():
 
 
 def test_a_rate_of_which_requests_failed_is_none():
-    with pytest.raises(Failed, match="2 requests failed: .*no slot"):
+    with pytest.raises(Failed, match=r"2 requests failed: .*no slot"):
         reading_of(report(failed=2, examples={"http_500": ["no slot"]}))
 
 

@@ -30,3 +30,9 @@ def test_every_load_is_in_one_block_and_has_a_target():
 def test_a_static_batch_has_an_adapter_for_each_request():
     for load in loads_of("static"):
         assert load.concurrency <= KINDS["static"]
+
+
+def test_no_cell_repeats_the_requests_of_another():
+    seeds = [load.seed(round) for load in select(KINDS) for round in range(5)]
+    assert len(set(seeds)) == len(seeds)
+    assert Load("base", 8).seed(1) == Load("base", 8).seed(1)
