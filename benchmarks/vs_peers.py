@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,7 @@ def main(arguments: list[str]) -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("Stopped."))  # and each server with us
     layout = Layout(options.folder)
-    with ExitStack() as stack:
-        ours = stack.enter_context(Ours(layout, options.port, _settings(options.ours)))
+    with Ours(layout, options.port, _settings(options.ours)) as ours:
         peers = _peers(options.peers, layout, options.port, ours)
         try:
             results = Results(options.results or layout.results, _setup(options))
