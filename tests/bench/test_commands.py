@@ -246,11 +246,14 @@ def test_ctrl_c_shows_what_was_measured_so_far(tmp_path: Path):
              "--concurrency", "2", "--duration", "60", "--json", str(tmp_path / "r")],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        deadline = time.monotonic() + 60
-        while len(server.calls) < 8 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
+        try:
+            deadline = time.monotonic() + 60
+            while len(server.calls) < 8 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode == 130, output
     assert "2 cut off at the end" in output
     report = report_of(tmp_path / "r")

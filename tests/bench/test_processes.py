@@ -13,13 +13,14 @@ from gateway.bench.processes import ProcessesError, ProcessWatch, _process
 BURN = """
 import sys, time
 data = bytearray(int(sys.argv[1]) * 2**20)
+while time.process_time() < 0.4: pass
 print("ready", flush=True)
 sys.stdin.readline()
-while time.process_time() < float(sys.argv[2]): pass
+while time.process_time() < 0.4 + float(sys.argv[2]): pass
 print("done", flush=True)
 sys.stdin.readline()
 """
-"""Takes so many MiB, waits for a line, uses so many seconds of CPU, waits for another."""
+"""Takes so many MiB and some CPU, waits for a line, uses so many seconds, waits for another."""
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
 
 
