@@ -8,6 +8,7 @@ import click
 
 from gateway import __version__
 from gateway.adapters.commands import commands as adapter_commands
+from gateway.bench.commands import commands as bench_commands
 from gateway.demo.commands import commands as demo_commands
 from gateway.errors import ApiError
 from gateway.migrate import prepare
@@ -56,5 +57,5 @@ def migrate_command(current: Settings) -> None:
     click.echo(f"The database is up to date: {url.render_as_string(hide_password=True)}")
 
 
-for command in (*tenant_commands, *adapter_commands, *demo_commands):
+for command in (*tenant_commands, *adapter_commands, *bench_commands, *demo_commands):
     main.add_command(command)

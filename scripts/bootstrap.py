@@ -222,7 +222,7 @@ def install_packages() -> None:
     # compiling on first import is cheaper than compiling all, most of which is never imported
     arguments = ["install", "--no-compile", "--constraint", str(ROOT / "constraints.txt")]
     try:
-        pip([*arguments, "--editable", f"{ROOT}[dev]"], "Installing about 90 packages")
+        pip([*arguments, "--editable", f"{ROOT}[dev]"], "Installing about 100 packages")
     except StepFailed as failure:
         raise StepFailed(f"The packages could not be installed:\n{failure}\n\n{AGAIN}") from None
 

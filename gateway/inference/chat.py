@@ -69,6 +69,7 @@ def to_ask(body: ChatRequest) -> Ask:
         prompt_param="messages",
         sampling=parameters.sampling(body),
         stop=parameters.stop_strings(body.stop),
+        ignore_eos=bool(body.ignore_eos),
         max_tokens=parameters.max_tokens(name, wanted),
         max_tokens_default=None,
         id_prefix="chatcmpl-",

@@ -57,6 +57,7 @@ def to_ask(body: CompletionRequest) -> Ask:
         prompt_param="prompt",
         sampling=parameters.sampling(body),
         stop=parameters.stop_strings(body.stop),
+        ignore_eos=bool(body.ignore_eos),
         max_tokens=parameters.max_tokens("max_tokens", body.max_tokens),
         max_tokens_default=MAX_TOKENS_DEFAULT,
         id_prefix="cmpl-",

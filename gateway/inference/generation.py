@@ -61,6 +61,8 @@ class Ask(Struct, frozen=True):
     """What the client calls the prompt: `messages` or `prompt`."""
     sampling: Sampling
     stop: tuple[str, ...]
+    ignore_eos: bool
+    """Whether the model's end-of-sequence tokens are tokens like any other."""
     max_tokens: int | None
     max_tokens_default: int | None
     """Where the client leaves it open; None: as many as the context has left."""
@@ -112,7 +114,7 @@ class Walk:
                 max_tokens=_room(len(prompt), ask, info),
                 sampling=ask.sampling,
                 adapter=adapter,
-                stop_token_ids=sorted({*info.eos_token_ids, *tokenizer.eos_token_ids}),
+                stop_token_ids=_stop_token_ids(tokenizer, ask, info),
                 fairness_key=self._principal.tenant_id,
                 fairness_weight=self._principal.weight,
                 cache_namespace=self._principal.tenant_id,
@@ -285,6 +287,12 @@ def _room(prompt_tokens: int, ask: Ask, info: ModelInfo) -> int:
             code="context_length_exceeded",
         )
     return ask.max_tokens
+
+
+def _stop_token_ids(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> list[int]:
+    if ask.ignore_eos:
+        return []
+    return sorted({*info.eos_token_ids, *tokenizer.eos_token_ids})
 
 
 def _raise(failure: EngineFailure, ask: Ask) -> NoReturn:

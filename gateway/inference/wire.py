@@ -53,6 +53,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    """vLLM's: only `max_tokens` or a stop string ends the answer."""
     user: str | None = None
     metadata: dict[str, Any] | None = None
     n: Any = None

@@ -65,6 +65,12 @@ BOTH: dict[str, tuple[dict[str, Any], str, str]] = {
     "stop_with_an_empty": ({"stop": ["a", ""]}, "stop", "one has 0"),
     "stop_of_five": ({"stop": ["a"] * 5}, "stop", "maximum length 4"),
     "stop_long": ({"stop": "x" * 1001}, "stop", "one has 1001"),
+    "ignore_eos_text": (
+        {"ignore_eos": "yes"},
+        "ignore_eos",
+        "expected a boolean, but got a string",
+    ),
+    "ignore_eos_number": ({"ignore_eos": 1}, "ignore_eos", "expected a boolean"),
     "user_number": ({"user": 1}, "user", "expected a string"),
     "metadata_text": ({"metadata": "x"}, "metadata", "expected an object"),
     "n": ({"n": 2}, "n", "not served here yet"),

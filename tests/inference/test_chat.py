@@ -70,6 +70,25 @@ def test_a_request_becomes_what_the_engine_needs(api: Api, running: Live) -> Non
     assert len(set(namespaces)) == 2
 
 
+@pytest.mark.parametrize(
+    ("value", "ends"),
+    [({}, [IM_END]), ({"ignore_eos": False}, [IM_END]), ({"ignore_eos": True}, [])],
+)
+def test_with_ignore_eos_no_token_ends_the_answer(
+    api: Api, value: dict[str, Any], ends: list[int]
+) -> None:
+    assert api.chat(**value).status_code == 200
+    assert api.complete(**value).status_code == 200
+    assert [submit.stop_token_ids for submit in api.engine.submits] == [ends, ends]
+
+
+def test_with_ignore_eos_a_stop_string_still_ends_the_answer(api: Api) -> None:
+    api.engine.script = lambda _: says("one two three", per_step=1)
+    body = api.chat(ignore_eos=True, stop=" two").json()
+    assert body["choices"][0]["message"]["content"] == "one"
+    assert body["choices"][0]["finish_reason"] == "stop"
+
+
 def test_what_is_left_open_is_openais_default(api: Api) -> None:
     api.chat()
     submit = api.submitted()

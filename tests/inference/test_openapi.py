@@ -14,7 +14,7 @@ def paths(api: Api) -> Any:
     ("path", "needed", "optional"),
     [
         ("/v1/chat/completions", ["model", "messages"], ["stream", "max_completion_tokens"]),
-        ("/v1/completions", ["model", "prompt"], ["stream", "stop", "top_k"]),
+        ("/v1/completions", ["model", "prompt"], ["stream", "stop", "top_k", "ignore_eos"]),
     ],
 )
 def test_request_bodies_are_described(
