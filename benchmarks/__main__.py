@@ -12,6 +12,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "bookkeeping": ["--model", MODEL],
     "overload": ["--model", MODEL],
     "invariance": ["--model", MODEL],
+    "gateway_cost": ["--model", MODEL],
     "reclaim": [],
 }
 """The modules here that have a `main(options)`, each with its options if none are given. A module

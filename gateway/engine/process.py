@@ -35,10 +35,18 @@ SILENCE_S_MAX = 120.0
 
 
 class ProcessEngine(EngineClient):
-    def __init__(self, settings: EngineSettings, silence_s_max: float = SILENCE_S_MAX) -> None:
+    """`worker`: the module that the child runs."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        silence_s_max: float = SILENCE_S_MAX,
+        worker: str = "gateway.engine.worker",
+    ) -> None:
         super().__init__()
         self._settings = settings
         self._silence_s_max = silence_s_max
+        self._worker = worker
         self._context = zmq.asyncio.Context()
         self._folder: Path | None = None
         self._socket: zmq.asyncio.Socket | None = None
@@ -100,7 +108,7 @@ class ProcessEngine(EngineClient):
             self._socket = socket
             child = self._child = await asyncio.create_subprocess_exec(
                 # -P: a folder named gateway in the working directory is not our package
-                *(sys.executable, "-P", "-m", "gateway.engine.worker", endpoint),
+                *(sys.executable, "-P", "-m", self._worker, endpoint),
                 stdin=PIPE,
                 stdout=DEVNULL,
             )
