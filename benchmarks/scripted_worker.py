@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.engine.border import Border
+from gateway.engine.border import WorkerEnd
 from gateway.engine.messages import (
     Cancel,
     EngineSettings,
@@ -37,12 +37,12 @@ TEXT = (
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     ids = Tokenizer.load(Path(settings.model)).encode(TEXT)
-    with Border(sys.argv[1]) as border:
+    with WorkerEnd(sys.argv[1]) as border:
         border.send(Events([Ready(model_info(settings.model, name=settings.name))]))
         _serve(border, ids)
 
 
-def _serve(border: Border, ids: list[int]) -> None:
+def _serve(border: WorkerEnd, ids: list[int]) -> None:
     running: dict[str, tuple[Submit, list[int]]] = {}
     due = time.perf_counter()
     while True:

@@ -13,13 +13,14 @@ import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
+from gateway.engine.border import GatewayEnd
 from gateway.engine.client import EngineClient, EngineFailure
-from gateway.engine.messages import Command, EngineSettings, Events, Shutdown, StartFailed
+from gateway.engine.messages import Command, EngineSettings, Shutdown, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +48,11 @@ class ProcessEngine(EngineClient):
         self._settings = settings
         self._silence_s_max = silence_s_max
         self._worker = worker
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._folder: Path | None = None
-        self._socket: zmq.asyncio.Socket | None = None
+        self._border: GatewayEnd | None = None
         self._child: Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Events)
         self.starts = 0
         """Children started so far."""
 
@@ -66,11 +65,11 @@ class ProcessEngine(EngineClient):
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     async def send(self, command: Command) -> None:
-        """Never waits: the socket has no high-water mark, so a living child takes everything."""
+        """Never waits."""
         self.require()
-        assert self._socket is not None
+        assert self._border is not None
         try:
-            await self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+            self._border.send(command)
         except zmq.ZMQError as error:
             raise EngineFailure("engine_lost", "the engine process is not there") from error
 
@@ -102,10 +101,8 @@ class ProcessEngine(EngineClient):
         """One child, from its start to its end. Whether it was ever ready."""
         self.starts += 1
         endpoint = f"ipc://{self._folder}/engine-{self.starts}"
-        with self._context.socket(zmq.PAIR) as socket:
-            socket.set_hwm(0)
-            socket.bind(endpoint)
-            self._socket = socket
+        with contextlib.closing(GatewayEnd(self._context, endpoint, self._mailbox.deliver)) as end:
+            self._border = end
             child = self._child = await asyncio.create_subprocess_exec(
                 # -P: a folder named gateway in the working directory is not our package
                 *(sys.executable, "-P", "-m", self._worker, endpoint),
@@ -113,31 +110,26 @@ class ProcessEngine(EngineClient):
                 stdout=DEVNULL,
             )
             ended = asyncio.create_task(child.wait(), name="engine-child")
-            reader = asyncio.create_task(self._read(socket), name="engine-reader")
             watch = asyncio.create_task(self._watch(), name="engine-watch")
+            ends: list[asyncio.Future[Any]] = [ended, watch, end.broken]
             try:
                 assert child.stdin is not None
                 child.stdin.write(msgspec.json.encode(self._settings) + b"\n")
-                await asyncio.wait([ended, reader, watch], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 was_ready = self._mailbox.info is not None
                 self._mailbox.info = None  # from here on nobody submits
                 if ended.done():  # what it said before may still be on its way
-                    await asyncio.wait([reader], timeout=0.1)
+                    await asyncio.wait([end.broken], timeout=0.1)
             finally:
-                for task in (reader, watch):
-                    task.cancel()
-                await asyncio.wait([reader, watch])
-                await self._stop(child, socket)
+                watch.cancel()
+                await asyncio.wait([watch])
+                await self._stop(child, end)
                 self._mailbox.lose(f"the engine process ended (exit status {child.returncode})")
         log.warning("engine process %d ended with status %s", child.pid, child.returncode)
-        for task in (reader, watch):
-            if not task.cancelled() and (error := task.exception()):
-                log.error("%s gave up on the engine process", task.get_name(), exc_info=error)
+        for gave_up in (watch, end.broken):
+            if not gave_up.cancelled() and (error := gave_up.exception()):
+                log.error("the engine process was given up", exc_info=error)
         return was_ready
-
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            self._mailbox.deliver(self._decoder.decode(await socket.recv()).events)
 
     async def _watch(self) -> None:
         """Raises TimeoutError once a child that was ready has not answered for too long: it hangs,
@@ -148,12 +140,12 @@ class ProcessEngine(EngineClient):
             async with asyncio.timeout(self._silence_s_max):
                 await self.stats()
 
-    async def _stop(self, child: Process, socket: zmq.asyncio.Socket) -> None:
+    async def _stop(self, child: Process, end: GatewayEnd) -> None:
         """End a child that still runs: ask, then kill."""
         if child.returncode is not None:
             return
         with contextlib.suppress(zmq.ZMQError):
-            await socket.send(self._encoder.encode(Shutdown()), zmq.NOBLOCK)
+            end.send(Shutdown())
         try:
             await asyncio.wait_for(child.wait(), STOP_S)
         except TimeoutError:

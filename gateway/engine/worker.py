@@ -11,7 +11,7 @@ import threading
 
 import msgspec
 
-from gateway.engine.border import Border
+from gateway.engine.border import WorkerEnd
 from gateway.engine.engine import Engine
 from gateway.engine.loop import serve
 from gateway.engine.messages import EngineSettings, Events, Ready, StartFailed
@@ -29,7 +29,7 @@ def main() -> None:
     )
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
-    with Border(sys.argv[1]) as border:
+    with WorkerEnd(sys.argv[1]) as border:
         try:
             engine = Engine(settings, wake=border.wake)
         except ModelError as error:
