@@ -3,6 +3,7 @@
 Nothing else builds any of them. The engine runs beside, in its own process.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -48,6 +49,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
         async_url(settings.database.url.reveal(), settings.data_dir), settings.database.pool_size
     )
     store = AdapterStore(store_folder(settings))
+    tokenizers = TokenizerSource(engine)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -60,6 +62,9 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
             await stack.enter_async_context(last_used.running())
             stack.push_async_callback(engine.close)
             await engine.start()
+            if settings.engine.model:
+                ahead = asyncio.create_task(tokenizers.load_ahead(settings.engine.model))
+                stack.callback(ahead.cancel)
             yield
 
     app = Litestar(
@@ -74,7 +79,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
             database=database,
             engine=engine,
             store=store,
-            tokenizers=TokenizerSource(engine),
+            tokenizers=tokenizers,
             drain=drain,
         )
         | {
