@@ -1,6 +1,7 @@
 """The HTTP side: builds its parts, wires the routes, opens and closes what must be.
 
-Nothing else builds any of them. The engine runs beside, in its own process.
+Nothing else builds any of them but the engine of `loragate serve`, which is started before this
+module is loaded. It runs beside, in its own process.
 """
 
 import asyncio
