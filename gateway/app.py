@@ -1,7 +1,7 @@
 """The HTTP side: builds its parts, wires the routes, opens and closes what must be.
 
-Nothing else builds any of them but the engine of `loragate serve`, which is started before this
-module is loaded. It runs beside, in its own process.
+Nothing else builds any of them. The engine, in a process of its own, is given: it takes longer to
+load than all of this, and is started before.
 """
 
 import asyncio
@@ -39,12 +39,11 @@ DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
+def create_app(settings: Settings, engine: Engine) -> Litestar:
     """The ASGI app; nothing is opened until it starts.
 
     `app.state` holds `engine` and `drain` for whoever runs the app. Raises SettingsError.
     """
-    engine = engine or _engine_process(settings)
     drain = Drain()
     database = Database(
         async_url(settings.database.url.reveal(), settings.data_dir), settings.database.pool_size
@@ -97,12 +96,6 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
     # around the router, not in it: requests that match no route pass, too
     app.asgi_handler = Boundary(app.asgi_handler, drain)
     return app
-
-
-def _engine_process(settings: Settings) -> Engine:
-    from gateway.engine.process import ProcessEngine  # ZeroMQ is only for who uses it
-
-    return ProcessEngine(settings.engine)
 
 
 async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) -> Principal:
