@@ -15,6 +15,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
 from gateway import __version__, health, inference
+from gateway.adapters import catalog
 from gateway.adapters import routes as adapters
 from gateway.adapters.store import AdapterStore, store_folder
 from gateway.boundary import Boundary
@@ -28,7 +29,7 @@ from gateway.migrate import prepare
 from gateway.rendering import exception_handlers
 from gateway.settings import Settings
 from gateway.tenants.auth import Authenticator
-from gateway.tenants.keys import Principal
+from gateway.tenants.keys import Principal, key_and_tenant
 from gateway.tenants.last_used import LastUsed
 from gateway.tenants.pepper import open_key_hash
 
@@ -56,6 +57,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         await prepare(settings)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(database.close)
+            await _rehearse(database)
             store.open()
             last_used = LastUsed(database)
             app.state.authenticator = Authenticator(database, open_key_hash(settings), last_used)
@@ -96,6 +98,13 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     # around the router, not in it: requests that match no route pass, too
     app.asgi_handler = Boundary(app.asgi_handler, drain)
     return app
+
+
+async def _rehearse(database: Database) -> None:
+    """Ask once what most requests ask, so that no client waits while it is compiled."""
+    async with database.session() as session:
+        await key_and_tenant(session, "")
+        await catalog.find(session, "", "none")
 
 
 async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) -> Principal:
