@@ -29,7 +29,7 @@ from gateway.migrate import prepare
 from gateway.rendering import exception_handlers
 from gateway.settings import Settings
 from gateway.tenants.auth import Authenticator
-from gateway.tenants.keys import Principal, key_and_tenant
+from gateway.tenants.keys import Principal, known_key
 from gateway.tenants.last_used import LastUsed
 from gateway.tenants.pepper import open_key_hash
 
@@ -102,9 +102,9 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
 
 async def _rehearse(database: Database) -> None:
     """Ask once what most requests ask, so that no client waits while it is compiled."""
-    async with database.session() as session:
-        await key_and_tenant(session, "")
-        await catalog.find(session, "", "none")
+    async with database.reading() as connection:
+        await known_key(connection, "")
+        await catalog.version_of(connection, "", "none")
 
 
 async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) -> Principal:
