@@ -35,7 +35,7 @@ ADAPTER = "cost-of-an-adapter"
 PROMPT = "Explain in a few sentences why the sea is salt, and what a river has to do with it. " * 4
 """80 tokens with the chat template's."""
 STREAMS = 32
-TOKENS_FEW, TOKENS_MANY = 1, 121
+TOKENS_FEW, TOKENS_MANY = 1, 61
 ANSWER_BYTES_MAX = 2**20
 START_S = 60.0
 

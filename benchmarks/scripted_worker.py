@@ -18,8 +18,10 @@ from gateway.engine.messages import (
     Event,
     Events,
     Finished,
+    GetStats,
     Ready,
     Shutdown,
+    Stats,
     Submit,
     Tokens,
 )
@@ -27,6 +29,7 @@ from gateway.engine.tokenizer import Tokenizer
 from tests.fakes import model_info
 
 STEP_S = 0.0025
+STATS = Stats.__struct_fields__
 TEXT = (
     "The tide comes in twice a day, and twice a day it leaves: “pools, weed, a few shells”. "
     "Who walks out far should know when it turns – the café at the pier has a table of it. 🌊\n"
@@ -54,6 +57,8 @@ def _serve(border: WorkerEnd, ids: list[int]) -> None:
                     running[name] = command, list(islice(cycle(ids), count))
                 case Cancel(name):
                     running.pop(name, None)
+                case GetStats(query_id):
+                    border.send(Events([Stats(query_id, *[0] * (len(STATS) - 1))]))
                 case Shutdown():
                     return
         if running and time.perf_counter() >= due:
