@@ -11,6 +11,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "loading": ["--model", MODEL],
     "bookkeeping": ["--model", MODEL],
     "overload": ["--model", MODEL],
+    "gateway_cost": ["--model", MODEL],
     "reclaim": [],
 }
 """The modules here that have a `main(options)`, each with its options if none are given. A module

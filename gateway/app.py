@@ -1,8 +1,10 @@
 """The HTTP side: builds its parts, wires the routes, opens and closes what must be.
 
-Nothing else builds any of them. The engine runs beside, in its own process.
+Nothing else builds any of them. The engine, in a process of its own, is given: it takes longer to
+load than all of this, and is started before.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
 from gateway import __version__, health, inference
+from gateway.adapters import catalog
 from gateway.adapters import routes as adapters
 from gateway.adapters.store import AdapterStore, store_folder
 from gateway.boundary import Boundary
@@ -26,7 +29,7 @@ from gateway.migrate import prepare
 from gateway.rendering import exception_handlers
 from gateway.settings import Settings
 from gateway.tenants.auth import Authenticator
-from gateway.tenants.keys import Principal
+from gateway.tenants.keys import Principal, known_key
 from gateway.tenants.last_used import LastUsed
 from gateway.tenants.pepper import open_key_hash
 
@@ -37,29 +40,33 @@ DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
+def create_app(settings: Settings, engine: Engine) -> Litestar:
     """The ASGI app; nothing is opened until it starts.
 
     `app.state` holds `engine` and `drain` for whoever runs the app. Raises SettingsError.
     """
-    engine = engine or _engine_process(settings)
     drain = Drain()
     database = Database(
         async_url(settings.database.url.reveal(), settings.data_dir), settings.database.pool_size
     )
     store = AdapterStore(store_folder(settings))
+    tokenizers = TokenizerSource(engine)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
         await prepare(settings)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(database.close)
+            await _rehearse(database)
             store.open()
             last_used = LastUsed(database)
             app.state.authenticator = Authenticator(database, open_key_hash(settings), last_used)
             await stack.enter_async_context(last_used.running())
             stack.push_async_callback(engine.close)
             await engine.start()
+            if settings.engine.model:
+                ahead = asyncio.create_task(tokenizers.load_ahead(settings.engine.model))
+                stack.callback(ahead.cancel)
             yield
 
     app = Litestar(
@@ -74,7 +81,7 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
             database=database,
             engine=engine,
             store=store,
-            tokenizers=TokenizerSource(engine),
+            tokenizers=tokenizers,
             drain=drain,
         )
         | {
@@ -93,10 +100,11 @@ def create_app(settings: Settings, engine: Engine | None = None) -> Litestar:
     return app
 
 
-def _engine_process(settings: Settings) -> Engine:
-    from gateway.engine.process import ProcessEngine  # ZeroMQ is only for who uses it
-
-    return ProcessEngine(settings.engine)
+async def _rehearse(database: Database) -> None:
+    """Ask once what most requests ask, so that no client waits while it is compiled."""
+    async with database.reading() as connection:
+        await known_key(connection, "")
+        await catalog.version_of(connection, "", "none")
 
 
 async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) -> Principal:

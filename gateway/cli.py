@@ -1,24 +1,42 @@
 """`loragate`: the commands of every package; they fail with a line that says what to change."""
 
 import asyncio
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gateway import __version__
-from gateway.adapters.commands import commands as adapter_commands
-from gateway.bench.commands import commands as bench_commands
-from gateway.demo.commands import commands as demo_commands
 from gateway.errors import ApiError
-from gateway.migrate import prepare
-from gateway.settings import Settings, SettingsError
+from gateway.settings import Settings, SettingsError, check_model
 from gateway.shell import pass_settings
 from gateway.telemetry import redact
-from gateway.tenants.commands import commands as tenant_commands
+
+ELSEWHERE = (
+    "gateway.tenants.commands",
+    "gateway.adapters.commands",
+    "gateway.bench.commands",
+    "gateway.demo.commands",
+)
+"""Modules with more commands. Imported once one of them is asked for: `serve` should not wait."""
 
 
 class Loragate(click.Group):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.commands:
+            self._import_all()
+        return super().get_command(ctx, cmd_name)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        self._import_all()
+        return super().list_commands(ctx)
+
+    def _import_all(self) -> None:
+        for module in ELSEWHERE:
+            for command in import_module(module).commands:
+                self.add_command(command)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -42,20 +60,23 @@ def main(config: Path | None) -> None:
 @pass_settings
 def serve_command(current: Settings, until_stdin_ends: bool) -> None:
     """Serve the API until stopped."""
-    from gateway.serve import serve, stop_when_stdin_ends  # the web framework is slow to load
+    from gateway.engine.process import ProcessEngine
 
-    if until_stdin_ends:
-        stop_when_stdin_ends()
-    serve(current)
+    check_model(current)
+    engine = ProcessEngine(current.engine)
+    with engine.ahead():
+        from gateway.serve import serve, stop_when_stdin_ends  # the web framework is slow to load
+
+        if until_stdin_ends:
+            stop_when_stdin_ends()
+        serve(current, engine)
 
 
 @main.command("migrate")
 @pass_settings
 def migrate_command(current: Settings) -> None:
     """Bring the database up to date. `serve` does it too; this is for a step of its own."""
+    from gateway.migrate import prepare
+
     url = asyncio.run(prepare(current))
     click.echo(f"The database is up to date: {url.render_as_string(hide_password=True)}")
-
-
-for command in (*tenant_commands, *adapter_commands, *bench_commands, *demo_commands):
-    main.add_command(command)

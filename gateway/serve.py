@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-from pathlib import Path
 from types import FrameType
 
 import click
@@ -19,7 +18,7 @@ from gateway.app import create_app
 from gateway.drain import Drain
 from gateway.engine.client import Engine, EngineFailure
 from gateway.migrate import prepare
-from gateway.settings import Settings, SettingsError
+from gateway.settings import Settings, SettingsError, check_model
 from gateway.telemetry import configure_logging
 from gateway.tenants.pepper import open_key_hash
 
@@ -30,13 +29,13 @@ CUT_S = 3
 POLL_S = 0.1
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, engine: Engine) -> None:
     """Serve until a signal. Raises SettingsError, DatabaseUnavailable, and ClickException."""
-    _check_model(settings)
+    check_model(settings)
     with _listen(settings) as listener:
         configure_logging()
         _prepare(settings)
-        server = Server(settings, create_app(settings))
+        server = Server(settings, create_app(settings, engine))
         host, port = listener.getsockname()[:2]
         log.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
         server.run(sockets=[listener])
@@ -116,17 +115,6 @@ class Server(uvicorn.Server):
             self.force_exit = False  # for uvicorn it would mean: wait for nothing, close nothing
             await self._engine.close()  # ends them with an error, which their clients still get
         await super().shutdown(sockets)
-
-
-def _check_model(settings: Settings) -> None:
-    model = settings.engine.model
-    if not model:
-        raise SettingsError(
-            "engine.model is not set: name a Hugging Face folder or a GGUF file, "
-            "LORAGATE_MODEL=/path/to/model. `make demo` fetches a small one."
-        )
-    if not Path(model).expanduser().exists():
-        raise SettingsError(f"engine.model: there is no {model}.")
 
 
 def _prepare(settings: Settings) -> None:

@@ -110,6 +110,18 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     return settings
 
 
+def check_model(settings: Settings) -> None:
+    """Raises SettingsError if there is no model to serve."""
+    model = settings.engine.model
+    if not model:
+        raise SettingsError(
+            "engine.model is not set: name a Hugging Face folder or a GGUF file, "
+            "LORAGATE_MODEL=/path/to/model. `make demo` fetches a small one."
+        )
+    if not Path(model).expanduser().exists():
+        raise SettingsError(f"engine.model: there is no {model}.")
+
+
 def _place(variable: str) -> tuple[str, ...]:
     """Where an environment variable belongs in the tree; () for one that is none of ours.
 

@@ -385,12 +385,10 @@ def test_the_command_fails_where_the_server_says_why(
     model = tmp_path / "model.gguf"
     model.write_bytes(b"")
     engine = FakeEngine(ready=False, load_failure="planned")
-    real = create_app
-    monkeypatch.setattr(serve, "create_app", lambda settings: real(settings, engine))
     monkeypatch.setattr(serve, "configure_logging", lambda: None)
     named = msgspec.structs.replace(
         settings, engine=msgspec.structs.replace(settings.engine, model=str(model))
     )
     logging.getLogger("uvicorn.error").setLevel(logging.INFO)
     with pytest.raises(click.ClickException, match="planned"):
-        serve.serve(named)
+        serve.serve(named, engine)

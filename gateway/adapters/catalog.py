@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, and_, delete, func, select, text, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import ColumnElement, and_, bindparam, delete, func, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.adapters.names import Version
 from gateway.adapters.store import AdapterStore
@@ -45,11 +46,35 @@ async def find(session: AsyncSession, tenant_id: str, name_or_id: str) -> Adapte
 
 def _named(tenant_id: str, name_or_id: str) -> ColumnElement[bool] | None:
     """The condition for a tenant's adapter; None for what can be neither name nor id."""
+    column = _column(name_or_id)
+    return None if column is None else and_(Adapter.tenant_id == tenant_id, column == name_or_id)
+
+
+def _column(name_or_id: str) -> InstrumentedAttribute[str] | None:
     if ID.fullmatch(name_or_id):
-        return and_(Adapter.tenant_id == tenant_id, Adapter.id == name_or_id)
-    if NAME.fullmatch(name_or_id):
-        return and_(Adapter.tenant_id == tenant_id, Adapter.name == name_or_id)
-    return None
+        return Adapter.id
+    return Adapter.name if NAME.fullmatch(name_or_id) else None
+
+
+_VERSIONS = {
+    column: select(AdapterVersion.digest, AdapterVersion.base_digest, AdapterVersion.base_model)
+    .join(Adapter)
+    .where(Adapter.tenant_id == bindparam("tenant_id"), column == bindparam("name_or_id"))
+    for column in (Adapter.id, Adapter.name)
+}
+"""Built once, as they are asked for many requests."""
+
+
+async def version_of(
+    connection: AsyncConnection, tenant_id: str, name_or_id: str
+) -> Version | None:
+    """What `find` finds, as much as a request needs of it."""
+    column = _column(name_or_id)
+    if column is None:
+        return None
+    named = {"tenant_id": tenant_id, "name_or_id": name_or_id}
+    row = (await connection.execute(_VERSIONS[column], named)).one_or_none()
+    return None if row is None else Version(row.digest, row.base_digest, row.base_model)
 
 
 async def list_of(session: AsyncSession, tenant_id: str) -> list[Adapter]:
@@ -183,13 +208,11 @@ async def _meaning(
         return version
     while True:
         changes, retirements = store.names.changes, store.leases.retirements
-        async with database.session() as session:
-            adapter = await find(session, tenant_id, name_or_id)
-        if adapter is None:
+        async with database.reading() as connection:
+            version = await version_of(connection, tenant_id, name_or_id)
+        if version is None:
             return None
         if store.leases.retirements == retirements:
-            row = adapter.version
-            version = Version(row.digest, row.base_digest, row.base_model)
             store.names.put(tenant_id, name_or_id, version, changes)
             return version
 

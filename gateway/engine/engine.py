@@ -163,8 +163,8 @@ class Engine:
         ]
         sampled = self._sample(logits_SV, draws)
         computed = time.perf_counter()
-        had = shares(plan)
-        self._totals.count(had)
+        had = shares(plan) if self._log is not None else []
+        self._totals.count(plan)
         events = plan.events + self.scheduler.commit(plan, sampled)
         self._costs.step.measured(sum(item.length for item in plan.slices), computed - started)
         self._totals.cached_tokens += sum(

@@ -7,7 +7,7 @@ import threading
 
 from gateway.engine.client import EngineClient
 from gateway.engine.engine import Engine
-from gateway.engine.loop import IDLE_S, serve
+from gateway.engine.loop import serve
 from gateway.engine.messages import (
     Command,
     EngineSettings,
@@ -51,11 +51,11 @@ class LocalEngine(EngineClient):
         finally:
             engine.close()
 
-    def _receive(self, wait: bool) -> list[Command]:
+    def _receive(self, wait_s: float) -> list[Command]:
         commands: list[Command | None] = []
         with contextlib.suppress(queue.Empty):
-            if wait:
-                commands.append(self._inbox.get(timeout=IDLE_S))
+            if wait_s:
+                commands.append(self._inbox.get(timeout=wait_s))
             while True:
                 commands.append(self._inbox.get_nowait())
         return [command for command in commands if command is not None]

@@ -25,13 +25,13 @@ IDLE_S = 1.0
 
 
 def serve(
-    engine: Engine, receive: Callable[[bool], list[Command]], send: Callable[[Events], None]
+    engine: Engine, receive: Callable[[float], list[Command]], send: Callable[[Events], None]
 ) -> None:
-    """Serve until `Shutdown`. `receive(wait)` gives the commands that have come; with `wait` it
-    blocks until there is one, the engine's `wake` was called, or IDLE_S went by."""
+    """Serve until `Shutdown`. `receive(wait_s)` gives the commands that have come; if there are
+    none it waits until there is one, the engine's `wake` was called, or `wait_s` went by."""
     while True:
         events: list[Event] = []
-        for command in receive(not engine.busy):
+        for command in receive(0.0 if engine.busy else IDLE_S):
             if isinstance(command, Shutdown):
                 return
             events += _obey(engine, command)

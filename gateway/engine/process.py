@@ -8,18 +8,18 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import sys
 import tempfile
 import time
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import zmq
-import zmq.asyncio
 
+from gateway.engine.border import GatewayEnd
+from gateway.engine.child import Child
 from gateway.engine.client import EngineClient, EngineFailure
-from gateway.engine.messages import Command, EngineSettings, Events, Shutdown, StartFailed
+from gateway.engine.messages import Command, EngineSettings, Shutdown, StartFailed
 
 log = logging.getLogger(__name__)
 
@@ -35,17 +35,23 @@ SILENCE_S_MAX = 120.0
 
 
 class ProcessEngine(EngineClient):
-    def __init__(self, settings: EngineSettings, silence_s_max: float = SILENCE_S_MAX) -> None:
+    """`worker`: the module that the child runs."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        silence_s_max: float = SILENCE_S_MAX,
+        worker: str = "gateway.engine.worker",
+    ) -> None:
         super().__init__()
         self._settings = settings
         self._silence_s_max = silence_s_max
-        self._context = zmq.asyncio.Context()
+        self._worker = worker
+        self._context = zmq.Context()
         self._folder: Path | None = None
-        self._socket: zmq.asyncio.Socket | None = None
-        self._child: Process | None = None
+        self._border: GatewayEnd | None = None
+        self._child: Child | None = None
         self._supervisor: asyncio.Task[None] | None = None
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Events)
         self.starts = 0
         """Children started so far."""
 
@@ -53,16 +59,30 @@ class ProcessEngine(EngineClient):
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
 
+    @contextlib.contextmanager
+    def ahead(self) -> Iterator[None]:
+        """The first child loads while the gateway itself is loaded, built and started. On the way
+        out nothing is left of it, however far that came."""
+        self._spawn()
+        try:
+            yield
+        finally:
+            if self._supervisor is None and self._child is not None:
+                self._child.kill()
+                self._context.destroy()
+                self._remove_folder()
+
     async def start(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="loragate-"))
+        if self._child is None:
+            self._spawn()
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
 
     async def send(self, command: Command) -> None:
-        """Never waits: the socket has no high-water mark, so a living child takes everything."""
+        """Never waits."""
         self.require()
-        assert self._socket is not None
+        assert self._border is not None
         try:
-            await self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+            self._border.send(command)
         except zmq.ZMQError as error:
             raise EngineFailure("engine_lost", "the engine process is not there") from error
 
@@ -71,14 +91,31 @@ class ProcessEngine(EngineClient):
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
         self._context.destroy(linger=0)
+        self._remove_folder()
+
+    def _spawn(self) -> Child:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="loragate-"))
+        self.starts += 1
+        self._child = Child(self._worker, self._endpoint, self._settings)
+        return self._child
+
+    @property
+    def _endpoint(self) -> str:
+        """Of the last child that was started."""
+        return f"ipc://{self._folder}/engine-{self.starts}"
+
+    def _remove_folder(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _supervise(self) -> None:
         pause, early_deaths = RESTART_PAUSE_S, 0
+        child = self._child
         while True:
             started = time.monotonic()
-            was_ready = await self._run_child()
+            was_ready = await self._run(child or self._spawn())
+            child = None
             early_deaths = 0 if was_ready else early_deaths + 1
             if early_deaths == EARLY_DEATHS_MAX:
                 self._mailbox.deliver([StartFailed(f"it ended {early_deaths} times while loading")])
@@ -90,46 +127,34 @@ class ProcessEngine(EngineClient):
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_PAUSE_S_MAX)
 
-    async def _run_child(self) -> bool:
+    async def _run(self, child: Child) -> bool:
         """One child, from its start to its end. Whether it was ever ready."""
-        self.starts += 1
-        endpoint = f"ipc://{self._folder}/engine-{self.starts}"
-        with self._context.socket(zmq.PAIR) as socket:
-            socket.set_hwm(0)
-            socket.bind(endpoint)
-            self._socket = socket
-            child = self._child = await asyncio.create_subprocess_exec(
-                # -P: a folder named gateway in the working directory is not our package
-                *(sys.executable, "-P", "-m", "gateway.engine.worker", endpoint),
-                stdin=PIPE,
-                stdout=DEVNULL,
-            )
+        with (
+            contextlib.closing(child),
+            contextlib.closing(
+                GatewayEnd(self._context, self._endpoint, self._mailbox.deliver)
+            ) as border,
+        ):
+            self._border = border
             ended = asyncio.create_task(child.wait(), name="engine-child")
-            reader = asyncio.create_task(self._read(socket), name="engine-reader")
             watch = asyncio.create_task(self._watch(), name="engine-watch")
+            ends: list[asyncio.Future[Any]] = [ended, watch, border.broken]
             try:
-                assert child.stdin is not None
-                child.stdin.write(msgspec.json.encode(self._settings) + b"\n")
-                await asyncio.wait([ended, reader, watch], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 was_ready = self._mailbox.info is not None
                 self._mailbox.info = None  # from here on nobody submits
                 if ended.done():  # what it said before may still be on its way
-                    await asyncio.wait([reader], timeout=0.1)
+                    await asyncio.wait([border.broken], timeout=0.1)
             finally:
-                for task in (reader, watch):
-                    task.cancel()
-                await asyncio.wait([reader, watch])
-                await self._stop(child, socket)
+                watch.cancel()
+                await asyncio.wait([watch])
+                await self._stop(child, border)
                 self._mailbox.lose(f"the engine process ended (exit status {child.returncode})")
         log.warning("engine process %d ended with status %s", child.pid, child.returncode)
-        for task in (reader, watch):
-            if not task.cancelled() and (error := task.exception()):
-                log.error("%s gave up on the engine process", task.get_name(), exc_info=error)
+        for gave_up in (watch, border.broken):
+            if not gave_up.cancelled() and (error := gave_up.exception()):
+                log.error("the engine process was given up", exc_info=error)
         return was_ready
-
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            self._mailbox.deliver(self._decoder.decode(await socket.recv()).events)
 
     async def _watch(self) -> None:
         """Raises TimeoutError once a child that was ready has not answered for too long: it hangs,
@@ -140,12 +165,12 @@ class ProcessEngine(EngineClient):
             async with asyncio.timeout(self._silence_s_max):
                 await self.stats()
 
-    async def _stop(self, child: Process, socket: zmq.asyncio.Socket) -> None:
+    async def _stop(self, child: Child, border: GatewayEnd) -> None:
         """End a child that still runs: ask, then kill."""
         if child.returncode is not None:
             return
         with contextlib.suppress(zmq.ZMQError):
-            await socket.send(self._encoder.encode(Shutdown()), zmq.NOBLOCK)
+            border.send(Shutdown())
         try:
             await asyncio.wait_for(child.wait(), STOP_S)
         except TimeoutError:

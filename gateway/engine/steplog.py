@@ -55,10 +55,16 @@ class Totals:
         self.batch_adapters_max = 0
         """Most distinct adapters in one forward pass."""
 
-    def count(self, had: list[Share]) -> None:
-        """One iteration."""
+    def count(self, plan: Plan) -> None:
+        """One iteration, before its plan is committed."""
         self.iterations += 1
-        self.decode_tokens += sum(share.decoded for share in had)
-        self.prefill_tokens += sum(share.prefilled for share in had)
-        adapters = len({share.adapter for share in had} - {None})
+        adapters, last = 0, None
+        for sequence, length in plan.slices:
+            if length == 1 and sequence.generated > 0:
+                self.decode_tokens += 1
+            else:
+                self.prefill_tokens += length
+            digest = sequence.digest
+            if digest is not None and digest != last:  # slices are ordered by adapter
+                adapters, last = adapters + 1, digest
         self.batch_adapters_max = max(self.batch_adapters_max, adapters)

@@ -6,6 +6,7 @@ Decoding joins the bytes of tokens, which lets a stream go on where it stopped.
 
 import codecs
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ class Tokenizer:
     def load(cls, path: Path) -> "Tokenizer":
         """Read a Hugging Face folder or a GGUF file. Raises ModelError."""
         return _from_folder(path) if path.is_dir() else _from_gguf(path)
+
+    def warm_up(self) -> None:
+        """Do once what else the first conversation would wait for."""
+        _ = self._text_backend
+        with suppress(ChatTemplateError):  # a template may refuse anything
+            self.encode_chat([{"role": "user", "content": "…"}])
 
     @property
     def vocab_size(self) -> int:

@@ -8,16 +8,14 @@ database is away, nobody is told that their key is wrong: that is a 503.
 import asyncio
 import time
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 from litestar import Request
-from msgspec import Struct
 
 from gateway.db import Database, now
 from gateway.errors import InvalidKey, PermissionDenied
 from gateway.tenants import key_form
-from gateway.tenants.keys import Principal, key_and_tenant
+from gateway.tenants.keys import KnownKey, Principal, known_key
 from gateway.tenants.last_used import LastUsed
 from gateway.tenants.pepper import KeyHash
 
@@ -26,16 +24,6 @@ CACHE_KEYS_MAX = 10_000
 """Also bounds what someone can fill it with who invents keys; the oldest go first."""
 
 WRONG_KEY = "Incorrect API key. Check that it is complete and belongs to this server."
-
-
-class KnownKey(Struct, frozen=True):
-    """What the database said of a key, immutable: it is asked again rather than written back."""
-
-    hash: bytes
-    principal: Principal
-    revoked: bool
-    expires_at: datetime | None
-    tenant_status: str
 
 
 class Authenticator:
@@ -89,24 +77,8 @@ class Authenticator:
 
     async def _ask(self, public_id: str) -> KnownKey | None:
         asked_at = self._clock()  # before the question: the answer may be that old
-        async with self._database.session() as session:
-            row = await key_and_tenant(session, public_id)
-        known = None
-        if row is not None:
-            key, tenant = row
-            known = KnownKey(
-                hash=key.hash,
-                principal=Principal(
-                    tenant_id=tenant.id,
-                    tenant_slug=tenant.slug,
-                    key_id=key.id,
-                    scopes=frozenset(key.scopes),
-                    weight=tenant.weight,
-                ),
-                revoked=key.revoked_at is not None,
-                expires_at=key.expires_at,
-                tenant_status=tenant.status,
-            )
+        async with self._database.reading() as connection:
+            known = await known_key(connection, public_id)
         self._known.pop(public_id, None)
         self._known[public_id] = (known, asked_at + CACHE_S)
         if len(self._known) > CACHE_KEYS_MAX:

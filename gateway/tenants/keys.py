@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from msgspec import Struct
-from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import bindparam, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from gateway.db import now
 from gateway.errors import InvalidRequest, NotFound, PermissionDenied
@@ -115,8 +115,49 @@ async def revoke_key(session: AsyncSession, tenant_id: str, key: str) -> ApiKey:
     return row
 
 
-async def key_and_tenant(session: AsyncSession, public_id: str) -> tuple[ApiKey, Tenant] | None:
+class KnownKey(Struct, frozen=True):
+    """What the database said of a key, immutable: it is asked again rather than written back."""
+
+    hash: bytes
+    principal: Principal
+    revoked: bool
+    expires_at: datetime | None
+    tenant_status: str
+
+
+_KNOWN_KEY = (
+    select(
+        ApiKey.id.label("key_id"),
+        ApiKey.hash,
+        ApiKey.scopes,
+        ApiKey.revoked_at,
+        ApiKey.expires_at,
+        Tenant.id.label("tenant_id"),
+        Tenant.slug,
+        Tenant.weight,
+        Tenant.status,
+    )
+    .join(Tenant)
+    .where(ApiKey.public_id == bindparam("public_id"))
+)
+"""Built once, as it is asked for many requests."""
+
+
+async def known_key(connection: AsyncConnection, public_id: str) -> KnownKey | None:
     """For authentication, which doesn't know the tenant yet."""
-    query = select(ApiKey, Tenant).join(Tenant).where(ApiKey.public_id == public_id)
-    row = (await session.execute(query)).one_or_none()
-    return None if row is None else (row[0], row[1])
+    row = (await connection.execute(_KNOWN_KEY, {"public_id": public_id})).one_or_none()
+    if row is None:
+        return None
+    return KnownKey(
+        hash=row.hash,
+        principal=Principal(
+            tenant_id=row.tenant_id,
+            tenant_slug=row.slug,
+            key_id=row.key_id,
+            scopes=frozenset(row.scopes),
+            weight=row.weight,
+        ),
+        revoked=row.revoked_at is not None,
+        expires_at=row.expires_at,
+        tenant_status=row.status,
+    )

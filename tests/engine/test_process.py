@@ -75,6 +75,25 @@ async def test_both_borders_give_the_same_answers_to_concurrent_requests(setting
     assert all(end.completion_tokens == len(tokens) == 20 for tokens, end in answers[0])
 
 
+async def test_a_child_that_was_started_ahead_is_the_one_that_serves(settings: EngineSettings):
+    engine = ProcessEngine(settings)
+    with engine.ahead():
+        ahead = engine.pid
+        async with running(engine):
+            assert (engine.pid, engine.starts) == (ahead, 1)
+            assert (await collect(engine, submit("a")))[1].completion_tokens == 20
+
+
+async def test_of_a_child_that_was_started_in_vain_nothing_is_left(settings: EngineSettings):
+    engine = ProcessEngine(settings)
+    with engine.ahead():
+        child, folder = engine._child, engine._folder
+    assert child is not None
+    assert folder is not None
+    assert await asyncio.wait_for(child.wait(), 10) == -signal.SIGKILL
+    assert not folder.exists()
+
+
 async def test_leaving_a_stream_early_frees_its_pages(settings: EngineSettings):
     async with running(ProcessEngine(settings)) as engine:
         async with engine.submit(submit("a", count=500)) as stream:
@@ -174,7 +193,6 @@ async def test_the_worker_ends_with_its_parent(settings: EngineSettings):
     async with running(engine):
         child = engine._child
         assert child is not None
-        assert child.stdin is not None
         child.stdin.close()
         assert await asyncio.wait_for(child.wait(), 10) == 0
 

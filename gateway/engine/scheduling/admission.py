@@ -177,8 +177,9 @@ class Admission:
             if adapter is not None and not self._memory.pager.ready(adapter, key):
                 self._read_again(sequence, events)
             elif not self._running and self._missing_pages(sequence, self._need(sequence)) > 0:
-                self.leave(sequence.id)
+                # said before it leaves: with it goes an adapter that was unloaded meanwhile
                 events.append(self._never_fits(sequence))
+                self.leave(sequence.id)
             else:
                 return sequence
         return None

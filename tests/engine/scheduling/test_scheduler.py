@@ -2,6 +2,7 @@
 
 import random
 
+from gateway.engine.messages import Failed
 from tests.engine.scheduling.simulation import NoForesight, Simulation
 
 
@@ -102,3 +103,13 @@ def test_a_tiny_pool_comes_to_an_end_whatever_arrives():
         simulation.finish(5000)
         assert sorted(simulation.finished) == sorted(names)
         assert simulation.pool.free == 16
+
+
+def test_a_request_that_never_fits_is_told_so_even_if_its_adapter_was_unloaded_meanwhile():
+    simulation = Simulation(pages=10, adapter_pages=20)
+    name = simulation.submit("a", 4, 1, adapter="large")
+    simulation.pager.unload("large")
+    (event,) = simulation.scheduler.plan().events
+    assert isinstance(event, Failed)
+    assert (event.request_id, event.code) == (name, "adapter_failed")
+    assert not simulation.scheduler.busy
