@@ -1,12 +1,28 @@
 """Batches of requests with an adapter each, and the rate at which they are answered."""
 
 import os
-import time
+from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.peers import static_batch
 from benchmarks.peers.loads import Load
 from benchmarks.peers.static_batch import OUTPUT_TOKENS, PROMPT_TOKENS, Batch, batch_of, rate
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    ours = Clock()
+    monkeypatch.setattr(static_batch, "time", ours)
+    return ours
 
 
 def test_every_request_of_a_batch_has_an_adapter_of_its_own():
@@ -17,22 +33,25 @@ def test_every_request_of_a_batch_has_an_adapter_of_its_own():
     assert batch != batch_of(32, seed=1)
 
 
-def test_the_rate_is_of_whole_batches_without_the_one_that_warms_up():
+def test_the_rate_is_of_whole_batches_without_the_one_that_warms_up(clock: Clock):
     asked: list[Batch] = []
 
     def answer(batch: Batch) -> None:
         asked.append(batch)
-        time.sleep(1.0 if len(asked) == 1 else 0.1)
+        clock.now_s += 100.0 if len(asked) == 1 else 2.0
 
-    reading = rate(answer, os.getpid(), Load("static", 8), seconds=0.25, round=0)
+    reading = rate(answer, os.getpid(), Load("static", 8), seconds=5.0, round=0)
     warm, *measured = asked
     assert warm.tokens < OUTPUT_TOKENS
     assert len(measured) == reading.report["batches"] == 3
     assert len({str(prompt) for batch in asked for prompt in batch.prompts}) == 4 * 8
-    assert reading.tokens_per_s == pytest.approx(3 * 8 * OUTPUT_TOKENS / 0.3, rel=0.2)
+    assert reading.tokens_per_s == 3 * 8 * OUTPUT_TOKENS / 6.0
 
 
-def test_a_batch_that_takes_longer_than_the_time_is_measured_whole():
-    reading = rate(lambda _: time.sleep(0.1), os.getpid(), Load("static", 8), seconds=0.0, round=0)
+def test_a_batch_that_takes_longer_than_the_time_is_measured_whole(clock: Clock):
+    def answer(batch: Batch) -> None:
+        clock.now_s += 30.0
+
+    reading = rate(answer, os.getpid(), Load("static", 32), seconds=20.0, round=0)
     assert reading.report["batches"] == 1
-    assert reading.tokens_per_s < 8 * OUTPUT_TOKENS / 0.1
+    assert reading.tokens_per_s == 32 * OUTPUT_TOKENS / 30.0
