@@ -2,13 +2,16 @@
 every family and of odd sizes, base and adapters on all targets, prompts in chunks and decodes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from gateway.engine.kernels import compiled_step, reference
+from gateway.engine.kernels.team import Claims
 from gateway.engine.model import weights
 from gateway.engine.model.compiled_decoder import CompiledDecoder
 from gateway.engine.model.config import ModelConfig
@@ -129,3 +132,29 @@ def test_no_batch_is_of_types_of_its_own():
     """Else a request would wait for the compiler."""
     forward: Any = compiled_step.forward
     assert len(forward.signatures) <= 2
+
+
+def test_a_thread_that_comes_after_a_step_is_done_changes_nothing():
+    """It has the arguments of that step, while the next may be at work on the same arrays."""
+    config = ODD["odd"]
+    buffer = buffer_for(config, 5, torch.float32)
+    rope = Rope(config, CONTEXT, "cpu")
+    decoder = CompiledDecoder(config, random_weights(config), rope, buffer, 2)
+    runs = []
+    run = decoder._team.run
+
+    def keep(phases: int, *job: Any) -> Claims:
+        claims = run(phases, *job)
+        runs.append((claims, job))
+        return claims
+
+    late = SimpleNamespace(run=keep, threads=2)
+    decoder._team = late  # type: ignore[assignment]
+    for _ in mixed_steps(decoder):
+        before = buffer.pages_NP.clone(), [array.copy() for array in decoder._scratch]
+        for claims, (forward, *arguments) in runs:
+            forward(claims, *arguments)
+        assert torch.equal(buffer.pages_NP.nan_to_num(6e4), before[0].nan_to_num(6e4))
+        for array, was in zip(decoder._scratch, before[1], strict=True):
+            assert np.array_equal(array, was, equal_nan=True)
+    assert len(runs) == 5
