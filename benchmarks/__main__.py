@@ -8,6 +8,8 @@ BENCHMARKS: dict[str, list[str]] = {
     "decode": ["--model", MODEL],
     "stages": ["--model", MODEL],
     "matmul": ["--model", MODEL],
+    "growth": ["--model", MODEL],
+    "mixed": ["--model", MODEL],
     "unified": ["--model", MODEL],
     "many_adapters": ["--model", MODEL],
     "loading": ["--model", MODEL],
