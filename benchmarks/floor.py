@@ -27,7 +27,6 @@ class Use(NamedTuple):
 
     rank: int
     tokens: int
-    samples: int
 
 
 class Load(NamedTuple):
@@ -66,13 +65,13 @@ def decoding(sequences: int, context: float, ranks: Iterable[int] = ()) -> Load:
     uses = []
     for index, rank in enumerate(ranks):
         tokens = len(range(index, sequences, len(ranks)))
-        uses.append(Use(rank, tokens, tokens))
+        uses.append(Use(rank, tokens))
     return Load(sequences, sequences, sequences * context, sequences * context, uses)
 
 
 def planned(slices: Sequence[Slice]) -> Load:
     """What an iteration is about to compute, each adapter's slices side by side."""
-    tokens = samples = keys = 0
+    tokens = keys = 0
     pairs = 0.0
     for sequence, length in slices:
         tokens += length
@@ -85,8 +84,7 @@ def planned(slices: Sequence[Slice]) -> Load:
         adapter = members[0].sequence.adapter
         if digest is not None and adapter is not None:
             rank = adapter.layout.groups[0, "o"].rank
-            of_it = sum(item.length for item in members), sum(item.samples for item in members)
-            uses.append(Use(rank, *of_it))
+            uses.append(Use(rank, sum(item.length for item in members)))
     return Load(tokens, samples, keys, pairs, uses)
 
 

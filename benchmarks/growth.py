@@ -67,19 +67,27 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=list(POOL_MIB))
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args(arguments)
-    engine = Engine(
-        EngineSettings(
-            model=str(options.model), dtype=options.dtype, pool_mib=POOL_MIB[options.dtype]
-        )
-    )
-    machine = measured(engine.info)
-    growth = _Growth(engine, machine, options.rounds)
+    tables: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        tables = dict(growth.tables(Path(folder)))
+        engine = _engine(options.model, options.dtype)
+        machine = measured(engine.info)
+        tables |= _Growth(engine, machine, options.rounds).of_adapters(Path(folder))
+        engine.close()
+        del engine  # its pool, before there is another
+    # all prompts in one step, so that no request is done before the last one decodes
+    engine = _engine(options.model, options.dtype, CONCURRENT_OF_REST * max(CONTEXTS))
+    tables |= _Growth(engine, machine, options.rounds).of_context()
     engine.close()
     rows = {name: [row._asdict() for row in table] for name, table in tables.items()}
     result = {"benchmark": "growth", "dtype": options.dtype, **machine._asdict(), **describe()}
     print(json.dumps(result | {"tables": rows}))
+
+
+def _engine(gguf: Path, dtype: str, step_tokens: int = 256) -> Engine:
+    pool_mib = POOL_MIB[dtype]
+    return Engine(
+        EngineSettings(model=str(gguf), dtype=dtype, pool_mib=pool_mib, step_tokens=step_tokens)  # type: ignore[arg-type]
+    )
 
 
 class _Growth:
@@ -90,7 +98,7 @@ class _Growth:
         self._chance = random.Random(0)
         self._submitted = 0
 
-    def tables(self, folder: Path) -> Iterator[tuple[str, list[Row]]]:
+    def of_adapters(self, folder: Path) -> Iterator[tuple[str, list[Row]]]:
         own = register(folder, self._engine, max(CONCURRENT), RANK, files=2)
         for name, refs in (("base only", []), (f"each its own adapter of rank {RANK}", own)):
             title = f"concurrent requests, {name}"
@@ -100,19 +108,22 @@ class _Growth:
         many = register(folder, self._engine, max(REGISTERED), REGISTERED_RANK)
         yield title, self._print(title, (self._closed(many[:count]) for count in REGISTERED))
         self._forget(many)
-        of_rank = {
+        title = f"rank, {CONCURRENT_OF_REST} concurrent, each its own adapter"
+        of_ranks = {
             rank: register(folder / "ranks", self._engine, CONCURRENT_OF_REST, rank, files=1)
             for rank in RANKS
         }
-        title = f"rank, {CONCURRENT_OF_REST} concurrent, each its own adapter"
-        n = CONCURRENT_OF_REST
-        yield title, self._table(title, {r: self._requests(n, refs) for r, refs in of_rank.items()})
-        for refs in of_rank.values():
-            self._forget(refs)
+        cells = {r: self._requests(len(refs), refs) for r, refs in of_ranks.items()}
+        yield title, self._table(title, cells)
+
+    def of_context(self) -> Iterator[tuple[str, list[Row]]]:
         title = f"context, {CONCURRENT_OF_REST} concurrent, base only"
         with _prompts_not_computed(self._engine):
-            contexts = {c: self._requests(n, [], c - OUTPUT_TOKENS) for c in CONTEXTS}
-            yield title, self._table(title, contexts)
+            cells = {
+                tokens: self._requests(CONCURRENT_OF_REST, [], tokens - OUTPUT_TOKENS)
+                for tokens in CONTEXTS
+            }
+            yield title, self._table(title, cells)
 
     def _table(self, title: str, cells: dict[int, list[Submit]]) -> list[Row]:
         """The cells alternate, so that what else the machine does meets all of them."""
