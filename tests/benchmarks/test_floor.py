@@ -67,6 +67,6 @@ def test_a_chunk_of_a_prompt_attends_to_what_came_before_and_to_itself():
     adapter = SimpleNamespace(layout=SimpleNamespace(groups={(0, "o"): SimpleNamespace(rank=4)}))
     chunk = SimpleNamespace(computed=10, pending=5, digest="a", adapter=adapter)
     decode = SimpleNamespace(computed=5, pending=1, digest=None, adapter=None)
-    load = floor.planned([Slice(decode, 1), Slice(chunk, 3)])
+    load = floor.planned([Slice(decode, 1), Slice(chunk, 3)])  # type: ignore[arg-type]  # stands in
     assert load == Load(tokens=4, samples=1, keys=6 + 13, pairs=6 + 11 + 12 + 13, uses=[Use(4, 3)])
     assert not load.decodes
