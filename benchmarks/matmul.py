@@ -47,6 +47,9 @@ LEAST_BYTES = 64 * 2**20
 """Of all copies of a matrix in 4 bits: more than the third-level cache."""
 WHOLE_ROUND_ROWS = 8
 """Up to so many rows a sample goes through all copies; with more, through fewer."""
+SETTLE_S = 0.01
+"""Between two samples: torch's threads look for more work for some milliseconds after an operation,
+and would keep a core from the side that comes next."""
 GROUP = 64
 """Weights of 4 bits that share a scale; a common choice."""
 OTHER_NUMBERS = ("8 bit", "4 bit")
@@ -130,6 +133,7 @@ def _medians(sides: dict[str, Side], x: Tensor, copies: int, rounds: int) -> dic
     first = 0
     for turn in range(rounds + 1):  # the first warms up
         for name, side in sides.items():
+            time.sleep(SETTLE_S)
             started = time.perf_counter()
             side(x, first, first + count)
             if turn:
