@@ -6,6 +6,10 @@ from importlib import import_module
 MODEL = ".loragate/models/smollm2-135m-instruct-q4_1.gguf"
 BENCHMARKS: dict[str, list[str]] = {
     "decode": ["--model", MODEL],
+    "stages": ["--model", MODEL],
+    "matmul": ["--model", MODEL],
+    "growth": ["--model", MODEL],
+    "mixed": ["--model", MODEL],
     "unified": ["--model", MODEL],
     "many_adapters": ["--model", MODEL],
     "loading": ["--model", MODEL],

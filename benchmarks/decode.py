@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks import floor
 from benchmarks.adapters import RANKS, make_adapters
 from benchmarks.drive import Drive
 from benchmarks.machine import describe, read_bandwidth
@@ -170,18 +171,10 @@ def _cell(
 
 
 def _bytes_per_step(info: ModelInfo, sequences: int, adapters: int) -> float:
-    """What a decoding step must read at least: the weights and each distinct adapter once, and
-    the KV of the sequences, half way through their answers."""
-    adapters = min(adapters, sequences)
-    projections = info.projections.values()
-    weights = info.layers * sum(rows * columns for rows, columns in projections)
-    weights += info.vocab_size * info.hidden_size
-    ranks = sum(RANKS[i % len(RANKS)] for i in range(adapters))
-    lora = ranks * info.layers * sum(rows + columns for rows, columns in projections)
-    context = sequences * (PROMPT_TOKENS + OUTPUT_TOKENS / 2)
-    kv = context * info.layers * 2 * info.projections["k_proj"][0]
-    dtype: torch.dtype = getattr(torch, info.dtype)
-    return (weights + lora + kv) * dtype.itemsize
+    """What a decoding step must read at least, half way through the answers."""
+    ranks = [RANKS[index % len(RANKS)] for index in range(adapters)]
+    load = floor.decoding(sequences, PROMPT_TOKENS + OUTPUT_TOKENS / 2, ranks)
+    return floor.step(info, load).bytes
 
 
 def _rate(

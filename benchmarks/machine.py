@@ -5,6 +5,13 @@ import statistics
 import time
 
 import torch
+import torch.nn.functional as F
+
+from benchmarks.floor import Machine, products
+from gateway.engine.messages import ModelInfo
+
+ROWS = (256, 1024)
+"""Of a product that computing bounds, not reading."""
 
 
 def read_bandwidth() -> float:
@@ -17,6 +24,35 @@ def read_bandwidth() -> float:
         data.sum()
         rates.append(data.nbytes / (time.perf_counter() - started))
     return statistics.median(rates[1:])
+
+
+def multiply_rate(info: ModelInfo) -> float:
+    """Floating-point operations per second of torch's product in the model's dtype: the best of
+    its layers' matrices, median of five each."""
+    dtype = getattr(torch, info.dtype)
+    rates = []
+    for columns, width in products(info).values():
+        weight = torch.randn(columns, width).to(dtype)
+        for rows in ROWS:
+            x = torch.randn(rows, width).to(dtype)
+            spent = []
+            for _ in range(6):
+                started = time.perf_counter()
+                F.linear(x, weight)
+                spent.append(time.perf_counter() - started)
+            rates.append(2 * rows * columns * width / statistics.median(spent[1:]))
+    return max(rates)
+
+
+def measured(info: ModelInfo) -> Machine:
+    """What floors are counted with. Says so."""
+    found = Machine(read_bandwidth(), multiply_rate(info))
+    print(
+        f"reading memory: {found.bandwidth / 1e9:.1f} GB/s; torch's products in {info.dtype}: "
+        f"{found.rate / 1e9:.0f} GFLOP/s; {describe()}",
+        flush=True,
+    )
+    return found
 
 
 def describe() -> dict[str, object]:

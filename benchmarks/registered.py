@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from benchmarks.adapters import make_adapter
+from benchmarks.adapters import RANKS, make_adapter
 from benchmarks.drive import Drive
 from gateway.adapters.peft_format import write_manifest
 from gateway.engine.engine import Engine
@@ -28,6 +28,13 @@ def register(
             os.link(file, version / file.name)
         refs.append(AdapterRef(f"{rank:03d}-{index:05d}", str(version)))
     return refs
+
+
+def register_in_turn(folder: Path, engine: Engine, count: int) -> list[AdapterRef]:
+    """`count` versions, of the ranks in turn."""
+    each = -(-count // len(RANKS))
+    of_ranks = [register(folder, engine, each, rank, files=2) for rank in RANKS]
+    return [ref for refs in zip(*of_ranks, strict=True) for ref in refs][:count]
 
 
 def _try_once(engine: Engine, ref: AdapterRef) -> None:
