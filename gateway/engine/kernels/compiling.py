@@ -20,13 +20,16 @@ _HERE = Path(__file__).parent
 
 
 def _cache_folder() -> Path | None:
-    """Beside the code, else in the user's cache; None where neither can be written."""
+    """Where NUMBA_CACHE_DIR says, or beside the code, else in the user's cache; None where it can't be
+    written."""
     digest = hashlib.sha256()
     for file in sorted(_HERE.glob("*.py")):
         digest.update(file.read_bytes())
     name = f"loops-{digest.hexdigest()[:16]}"
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for folder in _HERE / "__pycache__", users / "loragate":
+    asked = os.environ.get("NUMBA_CACHE_DIR")
+    folders = [Path(asked)] if asked else [_HERE / "__pycache__", users / "loragate"]
+    for folder in folders:
         try:
             (folder / name).mkdir(parents=True, exist_ok=True)
         except OSError:

@@ -1,4 +1,4 @@
-"""Vector code for the loops of `compiled`, written as LLVM IR so that the order of every sum is
+"""Vector code for the loops of `pieces`, written as LLVM IR so that the order of every sum is
 said here and not chosen by a compiler.
 
 All sums are of fused multiply-adds in float32, and how many rows or columns a tile has changes
@@ -6,15 +6,14 @@ none of them:
 
 - `dots`: lane l of 16 adds up the products at k = l, l + 16, l + 32 …; then lanes are added in
   pairs, l and l + 8, l and l + 4, l and l + 2, 0 and 1.
-- `outer`: a sum takes its products one after another, in order of k.
+- `outer` and `product`: a sum takes its products one after another, in order of k.
 
-Elements are float32, or bfloat16 read as uint16 and widened. No instruction has a fast-math flag:
+Elements are float32, or bfloat16 as uint16. `product`, and `dots` of two bfloat16, take bfloat16 in
+pairs where the processor has an instruction for it; else it is widened. No instruction has a fast-math flag:
 LLVM may neither reorder nor fuse. A machine without vectors of 16 floats takes several of its own.
 
 Where an argument pair is called `at, step`, row i of a matrix begins at `at + i * step` of the flat
 array; if `at` is an array of offsets, at `at[step + i]`.
-
-Numba's cache on disk knows the file of a loop, not this one: a change here needs one there.
 """
 
 from collections.abc import Callable
