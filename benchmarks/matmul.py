@@ -35,10 +35,10 @@ from gateway.engine.engine import Engine
 from gateway.engine.kernels import panels
 from gateway.engine.kernels.compiled_step import _multiply
 from gateway.engine.kernels.compiling import entry
-from gateway.engine.kernels.step_data import Array, Units
+from gateway.engine.kernels.step_data import Array, Units, flat
 from gateway.engine.kernels.team import Team, team
 from gateway.engine.messages import EngineSettings, ModelInfo, Sampling, Submit
-from gateway.engine.model.compiled_decoder import CompiledDecoder, _flat
+from gateway.engine.model.compiled_decoder import CompiledDecoder
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CHUNK = ROWS[-1]
@@ -199,11 +199,11 @@ class _Ours:
         packed = torch.empty(copies * size, dtype=weight.dtype)
         panels.pack(weight, packed[:size])
         packed.view(copies, size)[1:] = packed[:size]
-        self._packed = _flat(packed)
+        self._packed = flat(packed)
         self._at_X: Array = np.arange(copies, dtype=np.int64) * size
         self._out: Array = np.zeros(max(ROWS) * shape.columns, dtype=np.float32)
         none = np.zeros(0, dtype=np.int64)
-        self._units = Units(none, none, none, np.zeros((0, 7), dtype=np.int64), 0)
+        self._units = Units(none, none, none, np.zeros((0, 7), dtype=np.int64), 0, 1)
 
     def __call__(self, x: Tensor, first: int, stop: int) -> Tensor:
         shape = self._shape
@@ -211,7 +211,7 @@ class _Ours:
         self._team.run(
             stop - first,
             _run,
-            _flat(x),
+            flat(x),
             np.int64(len(x)),
             self._packed,
             self._at_X[first:stop],

@@ -20,8 +20,8 @@ _HERE = Path(__file__).parent
 
 
 def _cache_folder() -> Path | None:
-    """Where NUMBA_CACHE_DIR says, or beside the code, else in the user's cache; None where it can't be
-    written."""
+    """Where NUMBA_CACHE_DIR says, or beside the code, else in the user's cache; None where that
+    can't be written."""
     digest = hashlib.sha256()
     for file in sorted(_HERE.glob("*.py")):
         digest.update(file.read_bytes())

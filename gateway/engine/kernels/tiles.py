@@ -9,8 +9,9 @@ none of them:
 - `outer` and `product`: a sum takes its products one after another, in order of k.
 
 Elements are float32, or bfloat16 as uint16. `product`, and `dots` of two bfloat16, take bfloat16 in
-pairs where the processor has an instruction for it; else it is widened. No instruction has a fast-math flag:
-LLVM may neither reorder nor fuse. A machine without vectors of 16 floats takes several of its own.
+pairs where the processor has an instruction for it; else it is widened. No instruction has a
+fast-math flag: LLVM may neither reorder nor fuse. A machine without vectors of 16 floats takes
+several of its own.
 
 Where an argument pair is called `at, step`, row i of a matrix begins at `at + i * step` of the flat
 array; if `at` is an array of offsets, at `at[step + i]`.

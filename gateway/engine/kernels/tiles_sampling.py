@@ -1,5 +1,5 @@
-"""Vector code for the loops of `compiled_sampling`, as LLVM IR like `tiles`, whose conventions and
-whose warning about Numba's cache on disk hold here too.
+"""Vector code for the loops of `compiled_sampling`, as LLVM IR like `tiles`, whose conventions
+hold here too.
 
 A row is `width` float32 from x[at]. The *weight* of an element is its probability before it is
 divided by the sum: exp(x / temperature - top / temperature), where `top` is the row's largest.
