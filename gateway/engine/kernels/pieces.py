@@ -32,14 +32,14 @@ from gateway.engine.kernels.tiles import (
     softmax,
     sum_of_squares,
 )
-from gateway.engine.memory.rows import GROUPS
 
 WIDE = TILE * LANES
 """Columns of a tile of `outer`."""
-GROUPS_COUNT = len(GROUPS)
+GROUPS_COUNT = 6
 QKV, OUT, GATE_UP, DOWN, EMBED, HEAD = map(np.int64, range(GROUPS_COUNT))
-"""Groups of targets that read the same input, in the order of memory.rows.GROUPS. Not plain
-integers: for each of those Numba would compile what is called with it anew."""
+"""Groups of targets that read the same input, in the order of memory.rows.GROUPS; not taken from
+there, as what is compiled is kept by what stands in this folder. Not plain integers: for each of
+those Numba would compile what is called with it anew."""
 
 
 @piece

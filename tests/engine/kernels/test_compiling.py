@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from gateway.engine.kernels import compiling
+from gateway.engine.kernels import compiling, pieces
+from gateway.engine.memory.rows import GROUPS
 from tests.engine.model.random_decoders import random_weights
 from tests.engine.model.test_compiled_decoder import ODD, Case, compiled
 
@@ -73,6 +74,7 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "kernels"
     shutil.copytree(KERNELS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(compiling, "_HERE", folder)
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
@@ -87,6 +89,21 @@ def test_a_change_of_any_file_leads_to_another_folder(code: Path):
         folders.add(compiling._cache_folder())
     assert len(folders) == 1 + len(files)
     assert {folder.parent for folder in folders if folder} == {code / "__pycache__"}
+
+
+def test_numbas_own_setting_says_where(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "asked"))
+    folder = compiling._cache_folder()
+    assert folder is not None
+    assert folder.parent == tmp_path / "asked"
+
+
+def test_groups_are_numbered_as_the_layout_of_adapters_has_them():
+    names = [name.upper() for name in GROUPS]
+    named = {"O": "OUT"}
+    assert [int(getattr(pieces, named.get(name, name))) for name in names] == list(
+        range(pieces.GROUPS_COUNT)
+    )
 
 
 def test_where_the_code_cant_be_written_beside_the_users_cache_is_taken(
