@@ -24,6 +24,7 @@ from gateway.engine.kernels.pieces import (
     multiply_panel,
     norm_row,
     rotate_and_store,
+    row_step,
     shrink,
 )
 from gateway.engine.kernels.team import done, take, wait
@@ -91,7 +92,7 @@ def _embed(
     scratch: Any,
 ) -> None:  # fmt: skip
     items, width = len(units.start_U), model.hidden
-    step = _padded(scratch.input_TD, width)
+    step = row_step(scratch.input_TD, width)
     u = take(claims, phase)
     while u < items:
         for t in range(units.start_U[u], units.stop_U[u]):
@@ -113,7 +114,7 @@ def _multiply(
 ) -> None:  # fmt: skip
     """out = x · matrix, and beside it the shrink of the group that reads the same x."""
     layer, group = place
-    step = _padded(x, width)
+    step = row_step(x, width)
     count = (columns + PANEL - 1) // PANEL
     products = (count + panels_of_item - 1) // panels_of_item
     blocks = (units.rank_max + RANKS - 1) // RANKS
@@ -156,7 +157,7 @@ def _attend(
     claims: Any, phase: int, model: Any, pool: Any, layer: int, attention: Any, scratch: Any
 ) -> None:
     items = len(attention.row_A)
-    step = _padded(scratch.attended_TO, model.heads * model.head_dim)
+    step = row_step(scratch.attended_TO, model.heads * model.head_dim)
     a = take(claims, phase)
     while a < items:
         attend(model, pool, layer, attention, a, scratch.q_TO, scratch.attended_TO, step)
@@ -173,7 +174,7 @@ def _add(
     """The product's output joins the residual stream, which is normalised for the next product."""
     layer, group = place
     items, width = len(units.start_U), model.hidden
-    step = _padded(scratch.input_TD, width)
+    step = row_step(scratch.input_TD, width)
     u = take(claims, phase)
     while u < items:
         expand(pool, layer, group, units, u, 0, width, scratch.shrunk_TR, scratch.y_TC,
@@ -195,7 +196,7 @@ def _activate(
     scratch: Any,
 ) -> None:  # fmt: skip
     inner = model.inner
-    step = _padded(scratch.hidden_TF, inner)
+    step = row_step(scratch.hidden_TF, inner)
     columns = max(COLUMNS, (inner // units.parts + COLUMNS - 1) // COLUMNS * COLUMNS)
     windows = (inner + columns - 1) // columns
     items = windows * len(units.start_U)
@@ -217,7 +218,7 @@ def _activate(
 def _norm_last(claims: Any, phase: int, model: Any, tokens: Any, scratch: Any) -> None:
     """The sampling tokens' rows, normalised, one after another."""
     items, width = len(tokens.last_S), model.hidden
-    step = _padded(scratch.input_TD, width)
+    step = row_step(scratch.input_TD, width)
     s = take(claims, phase)
     while s < items:
         norm_row(scratch.x_TD, tokens.last_S[s] * width, width, model.final_norm_D, 0, model.eps,
@@ -243,10 +244,3 @@ def _expand_head(
         done(claims, phase)
         item = take(claims, phase)
     wait(claims, phase, items)
-
-
-@piece
-def _padded(x: Any, width: int) -> int:
-    """How far rows of x lie apart: 16-bit ones are made of pairs."""
-    per_step: int = 4 // x.itemsize
-    return (width + per_step - 1) // per_step * per_step

@@ -17,8 +17,15 @@ from numba.core.registry import cpu_target
 LANES = 16
 _FEATURES = cpu_target.target_context.codegen().magic_tuple()[2].split(",")
 """Of the processor that Numba compiles for: this machine's, but for what its settings say."""
-WIDE_REGISTERS = "+avx512f" in _FEATURES
-PAIR_PRODUCTS = "+avx512bf16" in _FEATURES
+
+
+def supports(feature: str) -> bool:
+    """Of a processor, as LLVM calls it."""
+    return f"+{feature}" in _FEATURES
+
+
+WIDE_REGISTERS = supports("avx512f")
+PAIR_PRODUCTS = supports("avx512bf16")
 """Whether there are instructions for sums of products of bfloat16 pairs, and for rounding to it."""
 
 
@@ -40,7 +47,6 @@ class _BFloat(ir.types.Type):  # type: ignore[misc]  # llvmlite has no types
 INT, FLOAT = ir.IntType(64), ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
 INTS = ir.VectorType(ir.IntType(32), LANES)
-MASK = ir.VectorType(ir.IntType(1), LANES)
 PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
 ZERO = ir.Constant(VECTOR, [0.0] * LANES)
 
@@ -78,9 +84,12 @@ class Emitter:
         value = self.builder.load(self.pointer(kind, array, offset), typ=FLOAT)
         return self.splat(value)
 
-    def splat(self, value: Any) -> Any:
-        one = self.builder.insert_element(ir.Constant(VECTOR, ir.Undefined), value, integer(0))
-        return self.builder.shuffle_vector(one, one, ir.Constant(INTS, [0] * LANES))
+    def splat(self, value: Any, lanes: int = LANES) -> Any:
+        """The number in all lanes."""
+        vector = ir.VectorType(value.type, lanes)
+        one = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, integer(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        return self.builder.shuffle_vector(one, one, zeros)
 
     def load(self, kind: Any, array: Any, offset: Any, live: Any = None) -> Any:
         """16 elements as float32; those that `live` masks out are not read and are 0."""
@@ -147,7 +156,7 @@ class Emitter:
         """The two bfloat16 there, 16 times."""
         word = ir.IntType(32)
         pointer = self.builder.bitcast(self.pointer(kind, array, offset), word.as_pointer())
-        both = self.splat_word(self.builder.load(pointer, align=2, typ=word))
+        both = self.splat(self.builder.load(pointer, align=2, typ=word))
         return self.builder.bitcast(both, PAIRS)
 
     def add_pairs(self, a: Any, b: Any, c: Any) -> Any:
@@ -155,10 +164,10 @@ class Emitter:
         bits are those of a kind of machine."""
         if PAIR_PRODUCTS:
             return self.call("llvm.x86.avx512bf16.dpbf16ps.512", VECTOR, [c, a, b])
-        low, high = self._halves(a), self._halves(b)
+        low, high = self._widened(a), self._widened(b)
         return self.fma(low[1], high[1], self.fma(low[0], high[0], c))
 
-    def _halves(self, pairs: Any) -> tuple[Any, Any]:
+    def _widened(self, pairs: Any) -> tuple[Any, Any]:
         """The first and the second of each pair, as float32."""
         words = self.builder.bitcast(pairs, INTS)
         first = self.builder.shl(words, integers(16))
@@ -184,16 +193,11 @@ class Emitter:
             self.builder.trunc(self.builder.sub(value, base), ir.IntType(32))
             for value in (first, stop)
         )
-        low, high = (self.splat_word(value, lanes) for value in (low, high))
+        low, high = (self.splat(value, lanes) for value in (low, high))
         lane = ir.Constant(words, list(range(lanes)))
         return self.builder.and_(
             self.builder.icmp_signed(">=", lane, low), self.builder.icmp_signed("<", lane, high)
         )
-
-    def splat_word(self, word: Any, lanes: int = LANES) -> Any:
-        words = ir.VectorType(ir.IntType(32), lanes)
-        one = self.builder.insert_element(ir.Constant(words, ir.Undefined), word, integer(0))
-        return self.builder.shuffle_vector(one, one, ir.Constant(words, [0] * lanes))
 
     @contextmanager
     def each(self, start: Any, stop: Any, step: int, sums: list[Any]) -> Iterator[Any]:

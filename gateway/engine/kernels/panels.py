@@ -13,7 +13,7 @@ def elements(columns: int, width: int, dtype: torch.dtype) -> int:
 
 def row_elements(width: int, dtype: torch.dtype) -> int:
     """Of a row with what is added to make it whole steps."""
-    per_step = 1 if dtype == torch.float32 else 2
+    per_step = 4 // dtype.itemsize
     return -(-width // per_step) * per_step
 
 
@@ -21,7 +21,7 @@ def pack(weight_CD: Tensor, out: Tensor) -> None:
     """Write the matrix whose rows are columns of the product into `out`, flat, of its dtype."""
     columns, width = weight_CD.shape
     dtype = weight_CD.dtype
-    per_step = 1 if dtype == torch.float32 else 2
+    per_step = 4 // dtype.itemsize
     steps = row_elements(width, dtype) // per_step
     panels_PKLS = out.view(-1, steps, PANEL, per_step)
     whole = columns // PANEL

@@ -43,6 +43,13 @@ those Numba would compile what is called with it anew."""
 
 
 @piece
+def row_step(x: Any, width: int) -> int:
+    """How far rows of x lie apart: 16-bit ones are made of pairs."""
+    per_step: int = 4 // x.itemsize
+    return (width + per_step - 1) // per_step * per_step
+
+
+@piece
 def multiply_panel(
     x: Any, x_step: int, rows: int, panels: Any, at: int, panel: int, columns: int, out: Any
 ) -> None:  # fmt: skip
@@ -75,8 +82,7 @@ def embed_row(head: Any, embed: Any, token: int, width: int, out: Any, at: int) 
         copied(embed, token * width, width, out, at)
         return
     per_step = 4 // head.itemsize
-    steps = (width + per_step - 1) // per_step
-    lane = (token // PANEL * steps * PANEL + token % PANEL) * per_step
+    lane = token // PANEL * PANEL * row_step(head, width) + token % PANEL * per_step
     for k in range(width):
         out[at + k] = element(head, lane + k // per_step * PANEL * per_step + k % per_step)
 
@@ -260,6 +266,8 @@ def _rows(units: Any, segment: int, layer: int, group: int) -> Any:
 
 
 def _dot_tile(rows: int) -> Any:
+    """out[m, n] = x[m] · w[n]; the `count` rows of w begin at w_at[first:]."""
+
     @piece
     def dot(
         x: Any, x_at: int, x_step: int, w: Any, w_at: Any, first: int, count: int, width: int,
@@ -275,66 +283,45 @@ def _dot_tile(rows: int) -> Any:
 
 
 def _outer_tile(rows: int) -> Any:
+    """out[m, :width] += Σ x[m, k] · w[k, :width]; the rows of w begin at w_at[start:stop], their x
+    at x_at."""
+
     @piece
     def add(
         x: Any, x_at: int, x_step: int, w: Any, w_at: Any, start: int, stop: int, width: int,
         out: Any, out_at: int, out_step: int,
     ) -> None:  # fmt: skip
         for c in range(0, width, WIDE):
-            outer(rows, TILE, 1, x, x_at, x_step, w[c:], w_at, 0, start, stop, out, out_at + c,
-                  out_step, width - c)  # fmt: skip
+            outer(rows, TILE, 1, x, x_at - start, x_step, w[c:], w_at, 0, start, stop, out,
+                  out_at + c, out_step, width - c)  # fmt: skip
 
     return add
 
 
-_dot_1, _dot_2, _dot_3, _dot_4 = map(_dot_tile, range(1, 5))
-_outer_1, _outer_2, _outer_3, _outer_4 = map(_outer_tile, range(1, 5))
+def _in_tiles(tile: Callable[[int], Any]) -> Any:
+    """What `tile(rows)` does for up to four rows of x and out, for any number of them; `last` is
+    its `count` or `stop`."""
+    one, two, three, four = map(tile, range(1, 5))
+
+    @piece
+    def every(
+        x: Any, x_at: int, x_step: int, rows: int, w: Any, w_at: Any, start: int, last: int,
+        width: int, out: Any, out_at: int, out_step: int,
+    ) -> None:  # fmt: skip
+        while rows >= 4:
+            four(x, x_at, x_step, w, w_at, start, last, width, out, out_at, out_step)
+            x_at, out_at, rows = x_at + 4 * x_step, out_at + 4 * out_step, rows - 4
+        if rows == 3:
+            three(x, x_at, x_step, w, w_at, start, last, width, out, out_at, out_step)
+        elif rows == 2:
+            two(x, x_at, x_step, w, w_at, start, last, width, out, out_at, out_step)
+        elif rows == 1:
+            one(x, x_at, x_step, w, w_at, start, last, width, out, out_at, out_step)
+
+    return every
 
 
-@piece
-def _dot_rows(
-    x: Any, x_at: int, x_step: int, rows: int, w: Any, w_at: Any, first: int, count: int,
-    width: int, out: Any, out_at: int, out_step: int,
-) -> None:  # fmt: skip
-    """out[m, n] = x[m] · w[n] for any numbers of rows; those of w begin at w_at[first:]."""
-    m = 0
-    while rows - m >= 4:
-        _dot_4(x, x_at + m * x_step, x_step, w, w_at, first, count, width, out,
-               out_at + m * out_step, out_step)  # fmt: skip
-        m += 4
-    if rows - m == 3:
-        _dot_3(x, x_at + m * x_step, x_step, w, w_at, first, count, width, out,
-               out_at + m * out_step, out_step)  # fmt: skip
-    elif rows - m == 2:
-        _dot_2(x, x_at + m * x_step, x_step, w, w_at, first, count, width, out,
-               out_at + m * out_step, out_step)  # fmt: skip
-    elif rows - m == 1:
-        _dot_1(x, x_at + m * x_step, x_step, w, w_at, first, count, width, out,
-               out_at + m * out_step, out_step)  # fmt: skip
-
-
-@piece
-def _add_outer(
-    x: Any, x_at: int, x_step: int, rows: int, w: Any, w_at: Any, start: int, stop: int,
-    width: int, out: Any, out_at: int, out_step: int,
-) -> None:  # fmt: skip
-    """out[m, :width] += Σ x[m, k] · w[k, :width]; the rows of w begin at w_at[start:stop], their
-    x at x_at."""
-    x_at -= start
-    m = 0
-    while rows - m >= 4:
-        _outer_4(x, x_at + m * x_step, x_step, w, w_at, start, stop, width, out,
-                 out_at + m * out_step, out_step)  # fmt: skip
-        m += 4
-    if rows - m == 3:
-        _outer_3(x, x_at + m * x_step, x_step, w, w_at, start, stop, width, out,
-                 out_at + m * out_step, out_step)  # fmt: skip
-    elif rows - m == 2:
-        _outer_2(x, x_at + m * x_step, x_step, w, w_at, start, stop, width, out,
-                 out_at + m * out_step, out_step)  # fmt: skip
-    elif rows - m == 1:
-        _outer_1(x, x_at + m * x_step, x_step, w, w_at, start, stop, width, out,
-                 out_at + m * out_step, out_step)  # fmt: skip
+_dot_rows, _add_outer = _in_tiles(_dot_tile), _in_tiles(_outer_tile)
 
 
 @piece

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from gateway.engine.kernels.emitter import LANES, Emitter, integer, integers
+from gateway.engine.kernels.emitter import LANES, Emitter, integer, integers, supports
 from gateway.engine.kernels.tiles import Typed
 
 _FLOAT, _DOUBLE = ir.FloatType(), ir.DoubleType()
@@ -23,7 +23,7 @@ _LONG = ir.IntType(64)
 _INTS, _LONGS = ir.VectorType(ir.IntType(32), LANES), ir.VectorType(_LONG, LANES)
 _BITS = ir.IntType(LANES)
 
-COMPRESSES = bool(binding.get_host_cpu_features().get("avx512vl"))
+COMPRESSES = supports("avx512vl")
 """The machine can move chosen lanes to the front of a register; else lanes are stored singly."""
 COMPRESSED = 8
 """Lanes moved at once: as many float64 as a register holds. LLVM 22 splits what is longer by way of
@@ -51,7 +51,7 @@ class _Row:
         """Calls `visit(index, values, mask)` for those vectors of 16 that have elements
         low <= x < high; the mask says which. It replaces `sums`."""
         builder, emit = self.builder, self.emit
-        lows, highs = _splat(builder, low), _splat(builder, high)
+        lows, highs = emit.splat(low), emit.splat(high)
         whole = builder.and_(self.width, integer(-LANES))
 
         def look(index: Any, live: Any = None) -> None:
@@ -77,8 +77,8 @@ class _Row:
             look(i, emit.first_lanes(builder.sub(self.width, i)))
 
     def scale(self, top: Any, temperature: Any) -> None:
-        self.temperature = _splat(self.builder, temperature)
-        self.top = _splat(self.builder, self.builder.fdiv(top, temperature))
+        self.temperature = self.emit.splat(temperature)
+        self.top = self.emit.splat(self.builder.fdiv(top, temperature))
 
     def exponents(self, values: Any) -> Any:
         scaled = self.builder.fdiv(self.builder.fpext(values, _DOUBLES), self.temperature)
@@ -106,16 +106,10 @@ def _doubles(value: float) -> Any:
     return ir.Constant(_DOUBLES, [value] * LANES)
 
 
-def _splat(builder: Any, value: Any) -> Any:
-    vector = ir.VectorType(value.type, LANES)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, integer(0))
-    return builder.shuffle_vector(one, one, ir.Constant(_INTS, [0] * LANES))
-
-
-def _indices(builder: Any, first: Any) -> Any:
+def _indices(emit: Emitter, first: Any) -> Any:
     """Of 16 elements from `first` on, as int32."""
-    start = _splat(builder, builder.trunc(first, ir.IntType(32)))
-    return builder.add(start, ir.Constant(_INTS, list(range(LANES))))
+    start = emit.splat(emit.builder.trunc(first, ir.IntType(32)))
+    return emit.builder.add(start, ir.Constant(_INTS, list(range(LANES))))
 
 
 def _lanes_ahead(builder: Any, vector: Any, distance: int) -> Any:
@@ -161,11 +155,11 @@ class _Extremes:
         integers(0),
     )
 
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
+    def __init__(self, emit: Emitter) -> None:
+        self.emit, self.builder = emit, emit.builder
 
     def of(self, values: Any, index: Any, live: Any) -> list[Any]:
-        indices = _indices(self.builder, index)
+        indices = _indices(self.emit, index)
         magnitude = self.builder.and_(self.builder.bitcast(values, _INTS), integers(0x7FFFFFFF))
         found = [values, indices, values, magnitude]
         if live is None:
@@ -200,7 +194,8 @@ def extremes(_typing: Any, x: Any, at: Any, width: Any) -> Typed:
     result = types.Tuple((types.int64, types.float32))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        emit, lanes = Emitter(context, builder), _Extremes(builder)
+        emit = Emitter(context, builder)
+        lanes = _Extremes(emit)
         x_, at_, width_ = arguments
         size, step = len(lanes.START), CHAINS * LANES
         state = list(lanes.START) * CHAINS
@@ -256,7 +251,7 @@ def collect(
          buckets_) = arguments  # fmt: skip
         row = _Row(emit, x, x_, at_, width_)
         row.scale(top_, temperature_)
-        per_nats, bucket_maxes = _splat(builder, per_nat_), _splat(builder, bucket_max_)
+        per_nats, bucket_maxes = emit.splat(per_nat_), emit.splat(bucket_max_)
         count = [integer(0)]
 
         def visit(index: Any, values: Any, mask: Any) -> None:
@@ -266,7 +261,7 @@ def collect(
             inside = builder.fcmp_ordered("<", place, bucket_maxes)
             place = builder.fptosi(builder.select(inside, place, bucket_maxes), _INTS)
             columns = [
-                (_indices(builder, index), tokens, tokens_),
+                (_indices(emit, index), tokens, tokens_),
                 (row.exp(t), weights, weights_),
                 (place, buckets, buckets_),
             ]
