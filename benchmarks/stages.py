@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-import gateway.engine.engine as engine_module
 from benchmarks import floor
 from benchmarks.drive import Drive
 from benchmarks.floor import Load, Machine
@@ -202,7 +201,7 @@ def _clocked(engine: Engine) -> Iterator[list[tuple[dict[str, float], Load]]]:
             (engine.scheduler, "plan", "plan"),
             (engine.scheduler, "commit", "commit"),
             (decoder, "forward", "forward"),
-            (engine_module, "sample", "sample"),
+            (engine, "_sample", "sample"),
         ):
             function = clock.timed(label, getattr(owner, name))
             patches.enter_context(patch.object(owner, name, function))
