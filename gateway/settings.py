@@ -18,6 +18,7 @@ from gateway.engine.messages import EngineSettings
 PREFIX = "LORAGATE_"
 SHORT_NAMES = {
     "DATABASE_URL": ("database", "url"),
+    "REDIS_URL": ("redis", "url"),
     "ADAPTER_STORE": ("adapters", "store"),
     "LORAGATE_MODEL": ("engine", "model"),
 }
@@ -68,6 +69,14 @@ class Database(Struct, frozen=True, forbid_unknown_fields=True):
     """Connections kept to PostgreSQL by this process."""
 
 
+class Redis(Struct, frozen=True, forbid_unknown_fields=True):
+    url: Secret = field(default_factory=lambda: Secret(""))
+    """`redis://…`, `rediss://…` with TLS; empty: what replicas would share is kept in this process,
+    which is right for one of them."""
+    pool_size: int = 32
+    """Connections kept to Redis by this process."""
+
+
 class Adapters(Struct, frozen=True, forbid_unknown_fields=True):
     store: str = ""
     """Folder of the adapter store; empty: `adapters` in `data_dir`."""
@@ -87,6 +96,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything the embedded default stores: database, adapters, pepper."""
     server: Server = field(default_factory=Server)
     database: Database = field(default_factory=Database)
+    redis: Redis = field(default_factory=Redis)
     adapters: Adapters = field(default_factory=Adapters)
     keys: Keys = field(default_factory=Keys)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -159,6 +169,7 @@ AT_LEAST_ONE = {
     "server.body_bytes_max",
     "server.first_token_s_max",
     "database.pool_size",
+    "redis.pool_size",
     "adapters.upload_bytes_max",
     "engine.pool_mib",
     "engine.block_tokens",
@@ -169,7 +180,7 @@ AT_LEAST_ONE = {
 
 
 def _check_numbers(settings: Settings) -> None:
-    for section in ("server", "database", "adapters", "engine"):
+    for section in ("server", "database", "redis", "adapters", "engine"):
         for name, value in msgspec.structs.asdict(getattr(settings, section)).items():
             least = 1 if f"{section}.{name}" in AT_LEAST_ONE else 0
             if isinstance(value, int | float) and not value >= least:

@@ -13,7 +13,9 @@ from alembic import context
 from sqlalchemy import Connection, text
 
 import gateway.adapters.tables
-import gateway.tenants.tables  # noqa: F401  (tables register themselves in Base.metadata)
+import gateway.tenants.audit.tables
+import gateway.tenants.tables
+import gateway.tenants.usage.tables  # noqa: F401  (tables register themselves in Base.metadata)
 from gateway import migrate, settings
 from gateway.db import Base, async_url
 

@@ -48,6 +48,7 @@ SECTIONS = {
     "": "Where data is kept",
     "server": "The HTTP server",
     "database": "The database",
+    "redis": "Redis",
     "adapters": "Adapters",
     "keys": "API keys",
     "engine": "The engine",

@@ -11,6 +11,7 @@ from gateway.db import now
 from gateway.errors import InvalidRequest, NotFound, PermissionDenied
 from gateway.settings import Secret
 from gateway.tenants import key_form
+from gateway.tenants.limits.rules import BudgetRule, Limits
 from gateway.tenants.pepper import KeyHash
 from gateway.tenants.tables import ApiKey, Tenant
 
@@ -28,6 +29,14 @@ class Principal(Struct, frozen=True):
     key_id: str
     scopes: frozenset[str]
     weight: float = 1.0
+    tenant_limits: Limits = Limits()
+    """The tenant's own, and its plan's where it has none."""
+    key_limits: Limits = Limits()
+    """Those of the key, which hold as well."""
+    budgets: tuple[BudgetRule, ...] = ()
+    """The tenant's and the key's."""
+    allowed_adapters: frozenset[str] | None = None
+    """Names of adapters; None: all of the tenant, and the base model."""
 
     def require(self, scope: str) -> None:
         """Raises PermissionDenied."""
