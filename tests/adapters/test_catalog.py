@@ -5,6 +5,7 @@ import pytest
 from sqlalchemy import select
 
 from gateway.adapters import catalog
+from gateway.adapters.allowance import Allowance
 from gateway.adapters.peft_format import check_folder, version_digest
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import AdapterVersion
@@ -44,7 +45,7 @@ class World:
     ) -> catalog.Placed:
         version = await asyncio.to_thread(self.stored, seed)
         async with self.database.session() as session:
-            return await catalog.place(session, tenant, name, version, adapters_max)
+            return await catalog.place(session, tenant, name, version, Allowance(adapters_max))
 
     async def collect(self, digest: str) -> None:
         await catalog.collect(self.database, self.store, self.engine, digest)
