@@ -101,7 +101,7 @@ async def test_f40_an_admin_key_cannot_call_models(database: Database) -> None:
     async with database.reading() as connection:
         known = await known_key(connection, issued.row.public_id)
     assert known is not None
-    assert (known.principal.tenant_id, known.principal.scopes) == ("", {"admin"})
+    assert (known.principal.tenant_id, set(known.principal.scopes)) == ("", {"admin"})
     for scope in keys.TENANT_SCOPES:
         with pytest.raises(PermissionDenied, match=scope):
             known.principal.require(scope)
