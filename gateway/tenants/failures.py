@@ -20,6 +20,8 @@ AT_ONCE = 60
 PER_S = 1.0
 """Then as many a second. A key has 256 random bits: this is for the database's sake and the log's,
 not the key's."""
+WAIT_S_MAX = 60.0
+"""However many were under way at once when the source had used up its tries."""
 SOURCES_MAX = 10_000
 """What is remembered at most; the source that failed longest ago is forgotten first."""
 IPV6_BITS = 64
@@ -44,7 +46,7 @@ class Failures:
 
     def note(self, address: Address | None) -> None:
         source = _source(address)
-        count = self._count(source) + 1
+        count = min(self._count(source) + 1, AT_ONCE - 1 + PER_S * WAIT_S_MAX)
         self._counted.pop(source, None)
         self._counted[source] = count, self._clock()
         if len(self._counted) > SOURCES_MAX:

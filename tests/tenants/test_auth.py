@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy import event, update
 
 from gateway.db import Database, now
-from gateway.errors import DatabaseUnavailable, InvalidKey, PermissionDenied
-from gateway.settings import Secret, Settings
-from gateway.tenants import auth, directory, key_cache, key_form, keys
-from gateway.tenants.announcements import ALONE_S, Announcer
-from gateway.tenants.auth import Authenticator
+from gateway.errors import DatabaseUnavailable, InvalidKey, PermissionDenied, RateLimited
+from gateway.settings import Keys, Secret, Settings, SettingsError
+from gateway.tenants import auth, directory, key_cache, key_form, keys, known_keys
+from gateway.tenants.announcements import ALONE_S, Announcer, Changed
+from gateway.tenants.auth import Authenticator, bootstrap_key
+from gateway.tenants.failures import AT_ONCE
 from gateway.tenants.key_cache import STALE_S, KeyCache
 from gateway.tenants.last_used import LastUsed
 from gateway.tenants.networks import Sources
@@ -292,3 +293,171 @@ async def test_the_last_use_is_written_at_the_end(setup: Setup) -> None:
         await setup.ask()
     async with setup.database.session() as session:
         assert (await session.get_one(ApiKey, setup.issued.row.id)).last_used_at is not None
+
+
+# --- guessing -------------------------------------------------------------------------------------
+
+
+def wrong_secret(setup: Setup) -> str:
+    body = f"{setup.key[:17]}{'0' * 43}"
+    return body + key_form.checksum(body)
+
+
+async def exhaust(setup: Setup, source: str = "192.0.2.1") -> None:
+    for _ in range(AT_ONCE):
+        with pytest.raises(InvalidKey):
+            await setup.ask(key_form.make().text.reveal(), source)
+
+
+@pytest.mark.parametrize("kind", ["unknown", "wrong secret", "junk", "typo"])
+async def test_many_wrong_keys_from_one_source_are_429_and_no_question_to_the_database(
+    kind: str, setup: Setup
+) -> None:
+    def guess() -> str:
+        unknown = key_form.make().text.reveal()
+        return {
+            "unknown": unknown,
+            "wrong secret": wrong_secret(setup),
+            "junk": "sk-proj-123",
+            "typo": unknown[:-1],
+        }[kind]
+
+    for _ in range(AT_ONCE):
+        with pytest.raises(InvalidKey):
+            await setup.ask(guess())
+    asked = setup.statements
+    for _ in range(10):
+        with pytest.raises(RateLimited) as error:
+            await setup.ask(guess())
+        assert int(error.value.headers()["retry-after"]) >= 1
+    assert setup.statements == asked
+    with pytest.raises(InvalidKey):
+        await setup.ask(guess(), source="192.0.2.99")
+
+
+async def test_a_right_key_that_is_known_works_from_a_source_that_guesses(setup: Setup) -> None:
+    await setup.ask(source="192.0.2.99")
+    await exhaust(setup)
+    await setup.ask()
+    setup.clock.seconds += ALONE_S + 0.01  # no longer believed: it is asked for again
+    setup.announcer._forget(Changed(everything=True))
+    await setup.ask()
+    with pytest.raises((RateLimited, InvalidKey)):
+        await setup.ask(wrong_secret(setup))
+
+
+async def test_a_right_key_that_is_new_here_waits_its_turn_at_a_source_that_guesses(
+    setup: Setup,
+) -> None:
+    await exhaust(setup)
+    with pytest.raises(RateLimited):
+        await setup.ask()
+    setup.clock.seconds += 1.01
+    assert (await setup.ask()).tenant_slug == "acme"
+
+
+async def test_what_is_right_but_refused_is_no_guess(setup: Setup) -> None:
+    await setup.change_key(revoked_at=now())
+    for _ in range(2 * AT_ONCE):
+        with pytest.raises(InvalidKey, match="revoked"):
+            await setup.ask()
+    for _ in range(2 * AT_ONCE):
+        with pytest.raises(InvalidKey, match="No API key"):
+            await setup.send(None)
+
+
+# --- networks -------------------------------------------------------------------------------------
+
+
+async def test_a_key_works_only_from_its_networks(setup: Setup) -> None:
+    await setup.change_key(allowed_networks=["192.0.2.0/28", "2001:db8::/32"])
+    for source in ("192.0.2.1", "2001:db8::7", "::ffff:192.0.2.15"):
+        await setup.ask(source=source)
+    for source in ("192.0.2.16", "2001:db9::1", "::1", "nowhere"):
+        with pytest.raises(PermissionDenied) as error:
+            await setup.ask(source=source)
+        assert error.value.code == "network_not_allowed"
+
+
+# --- the operator ---------------------------------------------------------------------------------
+
+
+async def test_the_admin_key_of_the_settings_needs_no_database(
+    postgres_database: Database, postgres_server: Postgres
+) -> None:
+    setup = await Setup(postgres_database).make()
+    key = key_form.make("admin").text.reveal()
+    admin = bootstrap_key(Settings(keys=Keys(admin=Secret(key))), KEY_HASH)
+    setup.authenticator._bootstrap = admin
+    with stopped(postgres_server):
+        principal = await setup.ask(key)
+    assert (principal.tenant_id, set(principal.scopes)) == ("", {"admin"})
+    await setup.last_used.flush()
+    body = f"{key[:20]}{'0' * 43}"
+    with pytest.raises(InvalidKey):
+        await setup.ask(body + key_form.checksum(body))
+
+
+@pytest.mark.parametrize("key", ["secret", "{sk}", "{admin}x", " {admin}"])
+def test_f13_an_admin_key_of_another_form_stops_the_start_and_is_not_shown(key: str) -> None:
+    made = {kind: key_form.make(kind).text.reveal() for kind in ("sk", "admin")}
+    text = key.format(**made)
+    with pytest.raises(SettingsError, match=r"keys\.admin") as error:
+        bootstrap_key(Settings(keys=Keys(admin=Secret(text))), KEY_HASH)
+    assert text not in str(error.value)
+
+
+# --- what is heard --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["keys", "tenants", "everything"])
+async def test_f15_what_is_announced_is_asked_again(what: str, setup: Setup) -> None:
+    await setup.ask()
+    asked = setup.statements
+    told = {
+        "keys": Changed(keys=(setup.issued.row.public_id,)),
+        "tenants": Changed(tenants=(setup.tenant.id,)),
+        "everything": Changed(everything=True),
+    }[what]
+    await setup.announcer.tell(Changed(keys=("0123456789",), tenants=("another",)))
+    await setup.ask()
+    assert setup.statements == asked
+    await setup.announcer.tell(told)
+    await setup.ask()
+    assert setup.statements > asked
+
+
+async def test_f15_an_answer_that_was_under_way_does_not_revive_what_was_forgotten(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, go_on = asyncio.Event(), asyncio.Event()
+    ask = known_keys.known_key
+
+    async def slow(*arguments: Any) -> Any:
+        known = await ask(*arguments)
+        read.set()
+        await go_on.wait()
+        return known
+
+    monkeypatch.setattr(key_cache, "known_key", slow)
+    first = asyncio.create_task(setup.ask())
+    await read.wait()
+    await setup.change_key(revoked_at=now())
+    await setup.announcer.tell(Changed(keys=(setup.issued.row.public_id,)))
+    second = asyncio.create_task(setup.ask())
+    await asyncio.sleep(0)
+    go_on.set()
+    await first  # it was asked before the revocation
+    for asked in (second, setup.ask()):
+        with pytest.raises(InvalidKey, match="revoked"):
+            await asked
+
+
+async def test_f15_a_revoked_key_is_not_served_from_memory_while_the_database_is_away(
+    postgres_database: Database, postgres_server: Postgres
+) -> None:
+    setup = await Setup(postgres_database).make()
+    await setup.ask()
+    await setup.announcer.tell(Changed(keys=(setup.issued.row.public_id,)))
+    with stopped(postgres_server), pytest.raises(DatabaseUnavailable):
+        await setup.ask()
