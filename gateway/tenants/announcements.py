@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import msgspec
 from msgspec import Struct
@@ -107,9 +107,9 @@ class Announcer:
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            while not task.done():  # a cancellation can get lost in a timeout of redis-py's
+                task.cancel()
+                await asyncio.wait([task], timeout=PING_S)
 
     async def _listen_forever(self, redis: Redis) -> None:
         away = False
