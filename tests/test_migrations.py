@@ -102,7 +102,8 @@ ALSO_NEW = (
     "INSERT INTO audit_entries (sequence, at, actor, action, target, request_id, hash)"
     f" VALUES (1, {MOMENT}, 'shell:a', 'x', 'y', '', 'z')",
     "INSERT INTO usage_entries (request_id, tenant_id, key_id, model, prompt_tokens, cached_tokens,"
-    f" completion_tokens, cost_nanos, started_at) VALUES ('r', 't1', 'k1', 'm', 1, 1, 1, 1, {MOMENT})",
+    " completion_tokens, cost_nanos, started_at)"
+    f" VALUES ('r', 't1', 'k1', 'm', 1, 1, 1, 1, {MOMENT})",
 )
 """What only the newer one can hold."""
 
