@@ -31,7 +31,7 @@ from gateway.tenants.audit.trail import Actor
     operation_id="createKey",
     summary="Create a key of a tenant",
     description="The answer holds the key itself, this once.",
-    responses=documented(404, 409),
+    responses=documented(404, 409, 413),
 )
 async def create_key(
     slug: Slug, data: JSONBody[NewKey], actor: Injected[Actor], desk: Injected[Desk]
@@ -84,7 +84,7 @@ async def get_key(
     summary="Replace a key by a new one",
     description="The new key may do what the old one may, under the same limits; the old one goes "
     "on for `overlap_hours`.",
-    responses=documented(404, 409),
+    responses=documented(404, 409, 413),
 )
 async def rotate_key(
     slug: Slug,

@@ -40,7 +40,7 @@ async def get_tenant_limits(
     "/tenants/{slug:str}/limits",
     operation_id="setTenantLimits",
     summary="Change some of a tenant's limits",
-    responses=documented(404, 409),
+    responses=documented(404, 409, 413),
 )
 async def set_tenant_limits(
     slug: Slug, data: JSONBody[LimitChanges], actor: Injected[Actor], desk: Injected[Desk]
@@ -68,7 +68,7 @@ async def get_key_limits(
     operation_id="setKeyLimits",
     summary="Change some of a key's limits",
     description="They hold beside the tenant's.",
-    responses=documented(404, 409),
+    responses=documented(404, 409, 413),
 )
 async def set_key_limits(
     slug: Slug,
@@ -99,7 +99,7 @@ async def get_plan(name: PlanName, actor: Injected[Actor], desk: Injected[Desk])
     "/plans/{name:str}",
     operation_id="setPlan",
     summary="Make a plan, or change some of its limits",
-    responses=documented(),
+    responses=documented(413),
 )
 async def set_plan(
     name: PlanName, data: JSONBody[LimitChanges], actor: Injected[Actor], desk: Injected[Desk]

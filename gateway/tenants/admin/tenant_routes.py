@@ -28,7 +28,7 @@ from gateway.tenants.directory import Status
     "/",
     operation_id="createTenant",
     summary="Create a tenant",
-    responses=documented(409),
+    responses=documented(409, 413),
 )
 async def create_tenant(
     data: JSONBody[NewTenant], actor: Injected[Actor], desk: Injected[Desk]
@@ -61,7 +61,7 @@ async def get_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -
     "/{slug:str}",
     operation_id="changeTenant",
     summary="Change a tenant's name, plan or weight",
-    responses=documented(404, 409),
+    responses=documented(404, 409, 413),
 )
 async def change_tenant(
     slug: Slug, data: JSONBody[TenantChanges], actor: Injected[Actor], desk: Injected[Desk]
