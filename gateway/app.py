@@ -26,11 +26,18 @@ from gateway.engine.client import Engine
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.injection import Injected, in_turn
 from gateway.migrate import prepare
+from gateway.redis_client import connect
 from gateway.rendering import exception_handlers
 from gateway.settings import Settings
-from gateway.tenants.auth import Authenticator
-from gateway.tenants.keys import Principal, known_key
+from gateway.tenants import routes as tenants
+from gateway.tenants.admin.desk import Desk
+from gateway.tenants.announcements import Announcer
+from gateway.tenants.auth import Authenticator, bootstrap_key
+from gateway.tenants.key_cache import KeyCache
+from gateway.tenants.keys import Principal
+from gateway.tenants.known_keys import known_key
 from gateway.tenants.last_used import LastUsed
+from gateway.tenants.networks import Sources
 from gateway.tenants.pepper import open_key_hash
 
 DESCRIPTION = (
@@ -51,6 +58,9 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     )
     store = AdapterStore(store_folder(settings))
     tokenizers = TokenizerSource(engine)
+    redis = connect(settings)
+    announcer = Announcer(redis)
+    sources = Sources(settings)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -59,8 +69,19 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             stack.push_async_callback(database.close)
             await _rehearse(database)
             store.open()
+            if redis is not None:
+                stack.push_async_callback(redis.aclose)
+            key_hash = open_key_hash(settings)
             last_used = LastUsed(database)
-            app.state.authenticator = Authenticator(database, open_key_hash(settings), last_used)
+            app.state.authenticator = Authenticator(
+                KeyCache(database, announcer),
+                key_hash,
+                last_used,
+                sources,
+                bootstrap_key(settings, key_hash),
+            )
+            app.state.desk = Desk(database, key_hash, announcer, settings.keys.environment)
+            await stack.enter_async_context(announcer.running())
             await stack.enter_async_context(last_used.running())
             stack.push_async_callback(engine.close)
             await engine.start()
@@ -75,6 +96,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             openapi_document,
             *adapters.handlers,
             *inference.handlers,
+            *tenants.handlers,
         ],
         dependencies=in_turn(
             settings=settings,
@@ -87,6 +109,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         | {
             "principal": Provide(_principal),
             "request_id": Provide(_request_id, sync_to_thread=False),
+            "desk": Provide(_desk, sync_to_thread=False),
         },
         exception_handlers=exception_handlers,
         lifespan=[lifespan],
@@ -111,6 +134,11 @@ async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) ->
     """`drain` makes it the last in turn, see `in_turn`."""
     authenticator: Authenticator = request.app.state.authenticator
     return await authenticator(request)
+
+
+def _desk(request: Request[Any, Any, Any]) -> Desk:
+    desk: Desk = request.app.state.desk
+    return desk
 
 
 def _request_id(request: Request[Any, Any, Any]) -> str:

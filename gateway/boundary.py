@@ -17,8 +17,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from gateway.drain import Drain
 from gateway.errors import ApiError, Overloaded
 from gateway.rendering import INTERNAL_MESSAGE
-from gateway.telemetry import request_id
-from gateway.tenants.key_form import PREFIX as KEY_PREFIX
+from gateway.telemetry import redact, request_id
 
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("gateway.access")
@@ -111,7 +110,7 @@ def _request_id(scope: HTTPScope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id":
             given = value.decode("latin-1")
-            if SANE_ID.fullmatch(given) and KEY_PREFIX not in given:
+            if SANE_ID.fullmatch(given) and redact(given) == given:
                 return given
     return f"req_{secrets.token_hex(16)}"
 

@@ -4,15 +4,16 @@ SQLite for one machine, PostgreSQL for several. Sessions are short: open one for
 commit, close; none is open while an answer streams.
 """
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import uuid_utils
-from sqlalchemy import DateTime, Dialect, MetaData, TypeDecorator, event
+from sqlalchemy import DateTime, Dialect, MetaData, TypeDecorator, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -151,6 +152,9 @@ class Database:
         sqlite = url.get_backend_name() == "sqlite"
         options: dict[str, Any] = {} if sqlite else _postgresql_options(pool_size)
         self.engine: AsyncEngine = create_async_engine(url, hide_parameters=True, **options)
+        self._one_writer: AbstractAsyncContextManager[object] = (
+            asyncio.Lock() if sqlite else nullcontext()
+        )
         if sqlite:
             event.listen(self.engine.sync_engine, "connect", _sqlite_pragmas)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
@@ -166,6 +170,19 @@ class Database:
             if not is_lost(error):
                 raise
             raise unavailable() from error
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[AsyncSession]:
+        """A session for what is read and then changed because of it.
+
+        On SQLite it has the write lock from the start: what it has read is still so when it writes,
+        and writers wait in line, where each trying again by itself may wait for ever. On PostgreSQL
+        it is a session like any other; lock the rows that you read.
+        """
+        async with self._one_writer, self.session() as session:
+            if self.engine.dialect.name == "sqlite":
+                await session.execute(text("BEGIN IMMEDIATE"))
+            yield session
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncConnection]:

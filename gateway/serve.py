@@ -20,6 +20,7 @@ from gateway.engine.client import Engine, EngineFailure
 from gateway.migrate import prepare
 from gateway.settings import Settings, SettingsError, check_model
 from gateway.telemetry import configure_logging
+from gateway.tenants.auth import bootstrap_key
 from gateway.tenants.pepper import open_key_hash
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # whose word counts is `server.trusted_proxies`' to say
                 timeout_graceful_shutdown=CUT_S,
             )
         )
@@ -120,7 +122,7 @@ class Server(uvicorn.Server):
 def _prepare(settings: Settings) -> None:
     """What the app does again when it starts; here, its errors are a line and no traceback."""
     asyncio.run(prepare(settings))
-    open_key_hash(settings)
+    bootstrap_key(settings, open_key_hash(settings))
     try:
         AdapterStore(store_folder(settings)).open()
     except OSError as error:

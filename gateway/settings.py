@@ -5,6 +5,7 @@ Environment wins over the file. A variable names its place in the tree with doub
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,10 @@ SHORT_NAMES = {
     "REDIS_URL": ("redis", "url"),
     "ADAPTER_STORE": ("adapters", "store"),
     "LORAGATE_MODEL": ("engine", "model"),
+    "LORAGATE_ADMIN_KEY": ("keys", "admin"),
 }
+
+ENVIRONMENT = re.compile(r"(?!(?:sk|admin)$)[a-z0-9]{0,12}")
 
 
 class SettingsError(Exception):
@@ -57,6 +61,9 @@ class Server(Struct, frozen=True, forbid_unknown_fields=True):
     """Largest JSON body."""
     drain_s: float = 20.0
     """How long running streams may finish after a stop signal."""
+    trusted_proxies: str = ""
+    """Networks of the proxies before this server, `10.0.0.0/8, fd00::/8`: the address that they say
+    a request comes from (X-Forwarded-For) is believed, and nobody else's word."""
     first_token_s_max: float = 300.0
     """A request that would not get its first token within so many seconds is refused with 503 and
     Retry-After when it arrives; one that waited so long in vain is given up."""
@@ -89,6 +96,12 @@ class Adapters(Struct, frozen=True, forbid_unknown_fields=True):
 class Keys(Struct, frozen=True, forbid_unknown_fields=True):
     pepper: Secret = field(default_factory=lambda: Secret(""))
     """Secret under which API keys are hashed; empty: made once and kept in `data_dir`."""
+    environment: str = ""
+    """A word in the prefix of new keys: with `test` they begin with `lg_test_sk_`, and nobody takes
+    them for those of another installation. Up to 12 lower-case letters and digits."""
+    admin: Secret = field(default_factory=lambda: Secret(""))
+    """An admin key that is in no database, to create the others with: one that `loragate keys
+    generate` made. Empty: none."""
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +130,10 @@ def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> 
     except msgspec.ValidationError as error:
         raise SettingsError(f"{error}. See docs/configuration.md.") from None
     _check_numbers(settings)
+    if not ENVIRONMENT.fullmatch(settings.keys.environment):
+        raise SettingsError(
+            "keys.environment: up to 12 lower-case letters and digits, not `sk` and not `admin`."
+        )
     return settings
 
 

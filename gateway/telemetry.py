@@ -19,7 +19,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the running task serves; empty outside of one."""
 
 # What must never be read by whoever reads logs. An API key is cut after the part that isn't secret.
-_KEY = re.compile(r"(lg_sk_(?:[0-9A-Za-z]{10}(?=_))?)[0-9A-Za-z_]+")
+_KEY = re.compile(r"(lg_(?:[a-z0-9]{1,12}_)?(?:sk|admin)_(?:[0-9A-Za-z]{10}(?=_))?)[0-9A-Za-z_]+")
 _WORD = re.compile(r"\S+")
 _URL_USER = re.compile(r"\w://[^\s/:@]*:")
 

@@ -58,17 +58,24 @@ async def started(app: Litestar) -> AsyncIterator[None]:
 
 
 async def issue_key(
-    settings: Settings, slug: str = "acme", scopes: tuple[str, ...] = TENANT_SCOPES
+    settings: Settings,
+    slug: str | None = "acme",
+    scopes: tuple[str, ...] = TENANT_SCOPES,
+    **options: Any,
 ) -> IssuedKey:
-    """A key of the tenant `slug`, which is made if it isn't there. The app must have started."""
+    """A key of the tenant `slug`, which is made if it isn't there; None: an admin key. `options`
+    are those of `create_key`. The app must have started."""
     url = settings.database.url.reveal()
     database = Database(async_url(url, settings.data_dir))
     try:
         async with database.session() as session:
-            tenants = {tenant.slug: tenant for tenant in await directory.list_tenants(session)}
-            tenant = tenants.get(slug) or await directory.create_tenant(session, slug)
+            tenant_id = None
+            if slug is not None:
+                tenants = {tenant.slug: tenant for tenant in await directory.list_tenants(session)}
+                tenant = tenants.get(slug) or await directory.create_tenant(session, slug)
+                tenant_id = tenant.id
             return await keys.create_key(
-                session, open_key_hash(settings), tenant.id, "test", scopes
+                session, open_key_hash(settings), tenant_id, "test", scopes, **options
             )
     finally:
         await database.close()

@@ -79,6 +79,80 @@ async def test_an_upgrade_keeps_the_rows_and_a_second_one_changes_nothing(url: U
         ]
 
 
+MOMENT = "'2026-01-01 00:00:00+00:00'"
+FILLED = (
+    "INSERT INTO tenants (id, slug, name, status, weight, created_at)"
+    f" VALUES ('t1', 'acme', 'Acme', 'suspended', 2.5, {MOMENT})",
+    "INSERT INTO api_keys (id, tenant_id, public_id, hash, name, scopes, created_at, revoked_at,"
+    f" last4) VALUES ('k1', 't1', '0123456789', :hash, 'ci', '[\"inference\"]', {MOMENT},"
+    f" {MOMENT}, 'abcd')",
+    "INSERT INTO adapter_versions (digest, size_bytes, rank_max, targets, base_digest, base_model,"
+    f" created_at) VALUES ('d1', 7, 8, '[]', 'b1', 'base', {MOMENT})",
+    "INSERT INTO adapters (id, tenant_id, name, version_digest, status, created_at)"
+    f" VALUES ('a1', 't1', 'pirate', 'd1', 'ready', {MOMENT})",
+)
+"""A database of the release before."""
+ALSO_NEW = (
+    "INSERT INTO api_keys (id, tenant_id, public_id, prefix, hash, name, scopes, created_at, last4)"
+    f" VALUES ('k2', NULL, '0123456780', 'lg_admin_', :hash, 'op', '[\"admin\"]', {MOMENT}, 'x')",
+    "INSERT INTO limits (owner, adapters_max) VALUES ('plan:pro', 1)",
+    "UPDATE tenants SET plan = 'pro'",
+    "UPDATE api_keys SET allowed_adapters = '[\"pirate\"]', allowed_networks = '[\"::/0\"]'"
+    " WHERE id = 'k1'",
+    "INSERT INTO audit_entries (sequence, at, actor, action, target, request_id, hash)"
+    f" VALUES (1, {MOMENT}, 'shell:a', 'x', 'y', '', 'z')",
+    "INSERT INTO usage_entries (request_id, tenant_id, key_id, model, prompt_tokens, cached_tokens,"
+    " completion_tokens, cost_nanos, started_at)"
+    f" VALUES ('r', 't1', 'k1', 'm', 1, 1, 1, 1, {MOMENT})",
+)
+"""What only the newer one can hold."""
+
+
+async def test_a_filled_database_goes_up_and_down_with_its_rows_intact(url: URL) -> None:
+    async def run(*statements: str) -> None:
+        async with migrate.connection(url) as connection:
+            for statement in statements:
+                named = {"hash": b"\x00\xff"} if ":hash" in statement else {}
+                await connection.execute(text(statement), named)
+            await connection.commit()
+
+    async def rows() -> list[tuple[object, ...]]:
+        """All that the older release knows of, by tables."""
+        columns = {
+            "tenants": "id, slug, name, status, weight, created_at",
+            "api_keys": "id, tenant_id, public_id, hash, name, scopes, created_at, expires_at, "
+            "revoked_at, last_used_at, last4",
+            "adapter_versions": "*",
+            "adapters": "*",
+        }
+        async with migrate.connection(url) as connection:
+            return [
+                tuple(map(str, row))
+                for table, names in columns.items()
+                for row in await connection.execute(
+                    text(f"SELECT {names} FROM {table} WHERE {table}.created_at IS NOT NULL")
+                )
+            ]
+
+    await migrate.upgrade(url, "0002")
+    await run(*FILLED)
+    before = await rows()
+    assert len(before) == 4
+    await migrate.upgrade(url, "0003")
+    assert await rows() == before
+    async with migrate.connection(url) as connection:
+        prefix = await connection.scalar(text("SELECT prefix FROM api_keys"))
+        plan = await connection.scalar(text("SELECT plan FROM tenants"))
+    assert (prefix, plan) == ("lg_sk_", "")
+    # the release before still runs against the new tables
+    await run(FILLED[1].replace("'k1'", "'k3'").replace("0123456789", "0123456788"))
+    await run("DELETE FROM api_keys WHERE id = 'k3'", *ALSO_NEW)
+    await migrate.downgrade(url, "0002")
+    assert await rows() == before
+    await migrate.upgrade(url)
+    assert await rows() == before
+
+
 async def test_the_tables_in_the_code_are_the_tables_in_the_database(url: URL) -> None:
     await migrate.upgrade(url)
 

@@ -30,7 +30,7 @@ from gateway.settings import Server as ServerSettings
 from gateway.settings import Settings
 from tests.databases import PASSWORD, free_port
 from tests.fakes import FakeEngine
-from tests.serving import settings_for
+from tests.serving import bearer, issue_key, settings_for
 
 START_S = 30.0
 
@@ -392,3 +392,17 @@ def test_the_command_fails_where_the_server_says_why(
     logging.getLogger("uvicorn.error").setLevel(logging.INFO)
     with pytest.raises(click.ClickException, match="planned"):
         serve.serve(named, engine)
+
+
+def test_f15_nobody_but_a_trusted_proxy_says_where_a_request_comes_from(tmp_path: Path) -> None:
+    """uvicorn by itself believes every process of this machine."""
+    asked = {"x-forwarded-for": "203.0.113.9", "x-forwarded-proto": "https"}
+    for trusted, status in (("", 200), ("127.0.0.0/8", 403)):
+        folder = tmp_path / f"data{status}"
+        settings = msgspec.structs.replace(
+            settings_for(folder), server=ServerSettings(port=0, trusted_proxies=trusted)
+        )
+        with running(settings) as gateway:
+            issued = asyncio.run(issue_key(settings, allowed_networks=["127.0.0.1"]))
+            answer = httpx.get(f"{gateway.url}/v1/models", headers=bearer(issued) | asked)
+            assert answer.status_code == status, answer.text

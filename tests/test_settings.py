@@ -67,6 +67,10 @@ def test_variables_that_kubernetes_makes_for_a_service_named_loragate_are_left_a
         ({"LORAGATE_SERVER__PROT": "1"}, r"`prot`.*\$\.server"),
         ({"LORAGATE_SERVER__BODY_BYTES_MAX": "0"}, r"server\.body_bytes_max"),
         ({"LORAGATE_SERVER__DRAIN_S": "nan"}, r"server\.drain_s"),
+        ({"LORAGATE_KEYS__ENVIRONMENT": "Test"}, r"keys\.environment"),
+        ({"LORAGATE_KEYS__ENVIRONMENT": "a_b"}, r"keys\.environment"),
+        ({"LORAGATE_KEYS__ENVIRONMENT": "sk"}, r"keys\.environment"),
+        ({"LORAGATE_KEYS__ENVIRONMENT": "x" * 13}, r"keys\.environment"),
         ({"LORAGATE_SEVER__PORT": "1"}, "`sever`"),
         ({"LORAGATE_ENGINE__DEVICE": "tpu"}, r"\$\.engine\.device"),
         ({"LORAGATE_DATA_DIR__X": "1"}, r"\$\.data_dir"),
@@ -99,6 +103,12 @@ def test_f13_a_secret_shows_in_no_text_form() -> None:
     assert secret.reveal() == PLANTED
     assert secret
     assert not Secret("")
+
+
+def test_f13_the_admin_key_has_a_short_name_and_does_not_show() -> None:
+    tree = settings.load(environ={"LORAGATE_ADMIN_KEY": PLANTED})
+    assert tree.keys.admin.reveal() == PLANTED
+    assert PLANTED not in f"{tree} {tree!r}"
 
 
 def test_f13_a_secret_of_the_wrong_type_is_named_and_not_shown() -> None:

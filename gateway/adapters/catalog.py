@@ -6,7 +6,7 @@ Every function that reads a tenant's rows takes the tenant and filters by it.
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager, suppress
 
 from msgspec import Struct
@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, and_, bindparam, delete, func, select, tex
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
+from gateway.adapters.allowance import Allowance
 from gateway.adapters.names import Version
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import Adapter, AdapterVersion
@@ -57,7 +58,9 @@ def _column(name_or_id: str) -> InstrumentedAttribute[str] | None:
 
 
 _VERSIONS = {
-    column: select(AdapterVersion.digest, AdapterVersion.base_digest, AdapterVersion.base_model)
+    column: select(
+        AdapterVersion.digest, AdapterVersion.base_digest, AdapterVersion.base_model, Adapter.name
+    )
     .join(Adapter)
     .where(Adapter.tenant_id == bindparam("tenant_id"), column == bindparam("name_or_id"))
     for column in (Adapter.id, Adapter.name)
@@ -74,7 +77,7 @@ async def version_of(
         return None
     named = {"tenant_id": tenant_id, "name_or_id": name_or_id}
     row = (await connection.execute(_VERSIONS[column], named)).one_or_none()
-    return None if row is None else Version(row.digest, row.base_digest, row.base_model)
+    return None if row is None else Version(*row)
 
 
 async def list_of(session: AsyncSession, tenant_id: str) -> list[Adapter]:
@@ -83,16 +86,33 @@ async def list_of(session: AsyncSession, tenant_id: str) -> list[Adapter]:
     return list(await session.scalars(query))
 
 
-async def check_room(session: AsyncSession, tenant_id: str, name: str, adapters_max: int) -> None:
-    """Raises RateLimited if `name` would be one adapter too many for the tenant."""
-    others = select(func.count()).where(Adapter.tenant_id == tenant_id, Adapter.name != name)
-    if (await session.scalar(others.select_from(Adapter)) or 0) >= adapters_max:
-        raise RateLimited(
-            f"This tenant has {adapters_max} adapters, as many as it may keep. Delete one with "
-            "DELETE /v1/adapters/{name}, or ask the operator for more.",
-            param="name",
-            code="insufficient_quota",
+async def check_room(
+    session: AsyncSession, tenant_id: str, name: str, size_bytes: int, allowance: Allowance
+) -> None:
+    """Raises RateLimited if `name` would be one adapter too many for the tenant, or its size too
+    much beside the others."""
+    others = select(
+        func.count().label("adapters"), func.sum(AdapterVersion.size_bytes).label("size_bytes")
+    ).where(Adapter.tenant_id == tenant_id, Adapter.name != name)
+    kept = (await session.execute(others.select_from(Adapter).join(AdapterVersion))).one()
+    if kept.adapters >= allowance.adapters_max:
+        raise _no_room(f"{kept.adapters} adapters", f"{allowance.adapters_max}", "name")
+    kept_bytes = int(kept.size_bytes or 0)  # PostgreSQL sums to a decimal
+    if allowance.bytes_max is not None and kept_bytes + size_bytes > allowance.bytes_max:
+        raise _no_room(
+            f"{kept_bytes} bytes of other adapters, and this one has {size_bytes}",
+            f"{allowance.bytes_max} bytes",
+            "weights",
         )
+
+
+def _no_room(kept: str, most: str, param: str) -> RateLimited:
+    return RateLimited(
+        f"This tenant keeps {kept}; it may keep {most}. Delete one with "
+        "DELETE /v1/adapters/{name}, or ask the operator for more.",
+        param=param,
+        code="insufficient_quota",
+    )
 
 
 class Placed(Struct, frozen=True):
@@ -104,13 +124,18 @@ class Placed(Struct, frozen=True):
 
 
 async def place(
-    session: AsyncSession, tenant_id: str, name: str, version: AdapterVersion, adapters_max: int
+    session: AsyncSession,
+    tenant_id: str,
+    name: str,
+    version: AdapterVersion,
+    allowance: Allowance,
 ) -> Placed:
     """Give the tenant's `name` to a version whose files are stored. Raises RateLimited.
 
     Raises sqlalchemy's IntegrityError if the same name is made elsewhere at this moment.
     """
     await lock_version(session, version.digest)
+    await _lock_tenant(session, tenant_id)
     version = await session.merge(version)
     await session.flush()
     adapter = await session.scalar(
@@ -118,13 +143,14 @@ async def place(
         .where(Adapter.tenant_id == tenant_id, Adapter.name == name)
         .with_for_update(of=Adapter)
     )
+    before = None if adapter is None else adapter.version_digest
+    if before != version.digest:
+        await check_room(session, tenant_id, name, version.size_bytes, allowance)
     if adapter is None:
-        await check_room(session, tenant_id, name, adapters_max)
         adapter = Adapter(tenant_id=tenant_id, name=name, version=version)
         session.add(adapter)
         await session.flush()
         return Placed(adapter, changed=True, replaced=None)
-    before = adapter.version_digest
     if before == version.digest:
         return Placed(adapter, changed=False, replaced=None)
     adapter.version = version
@@ -137,9 +163,14 @@ class Removed(Struct, frozen=True):
     """To be collected."""
 
 
-async def remove(session: AsyncSession, tenant_id: str, name_or_id: str) -> Removed:
-    """Raises NotFound. One statement, so that of several at once one has removed it."""
+async def remove(
+    session: AsyncSession, tenant_id: str, name_or_id: str, names: Set[str] | None = None
+) -> Removed:
+    """Only one of `names`; None: any. Raises NotFound. One statement, so that of several at once
+    one has removed it."""
     named = _named(tenant_id, name_or_id)
+    if named is not None and names is not None:
+        named = and_(named, Adapter.name.in_(names))
     if named is not None:
         statement = delete(Adapter).where(named).returning(Adapter.id, Adapter.version_digest)
         # what the session holds of it is not looked at again
@@ -224,6 +255,16 @@ async def _give(database: Database, store: AdapterStore, engine: Engine, digest:
         await collect(database, store, engine, digest)
     except ApiError:  # what the request came to matters more; the files are only left over
         logger.warning("adapter version %s was not removed", digest, exc_info=True)
+
+
+async def _lock_tenant(session: AsyncSession, tenant_id: str) -> None:
+    """Until the transaction ends, nobody else places an adapter of this tenant: of two at once, the
+    second sees the first when it looks for room. On SQLite, whoever writes is alone anyway."""
+    if session.get_bind().dialect.name == "postgresql":
+        await session.execute(
+            text("SELECT pg_advisory_xact_lock(hashtextextended(:tenant_id, 1))"),
+            {"tenant_id": tenant_id},
+        )
 
 
 async def lock_version(session: AsyncSession, digest: str) -> None:

@@ -11,6 +11,7 @@ from litestar.params import PathParameter
 from msgspec import Struct
 
 from gateway.adapters import catalog
+from gateway.adapters.allowance import Allowance
 from gateway.adapters.peft_config import CONFIG_BYTES_MAX
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import Adapter
@@ -111,7 +112,10 @@ async def create_adapter(
     principal.require("adapters:write")
     body = chunks(request, settings.adapters.upload_bytes_max + OTHER_BYTES_MAX)
     uploaded = await Upload(settings, database, store, engine).run(
-        principal.tenant_id, body, request.headers.get("content-type", "")
+        principal.tenant_id,
+        _allowance(principal, settings),
+        body,
+        request.headers.get("content-type", ""),
     )
     placed = uploaded.placed
     return Response(
@@ -129,7 +133,9 @@ async def list_adapters(
     principal.require("adapters:read")
     async with database.session() as session:
         adapters = await catalog.list_of(session, principal.tenant_id)
-    return AdapterList([AdapterObject(**_fields(adapter)) for adapter in adapters])
+    return AdapterList(
+        [AdapterObject(**_fields(each)) for each in adapters if principal.may_use(each.name)]
+    )
 
 
 @get(
@@ -144,7 +150,7 @@ async def get_adapter(
     principal.require("adapters:read")
     async with database.session() as session:
         adapter = await catalog.find(session, principal.tenant_id, name_or_id)
-    if adapter is None:
+    if adapter is None or not principal.may_use(adapter.name):
         raise catalog.adapter_not_found(name_or_id)
     return AdapterObject(**_fields(adapter))
 
@@ -168,13 +174,24 @@ async def delete_adapter(
     removed: catalog.Removed | None = None
     try:
         async with database.session() as session:
-            removed = await catalog.remove(session, principal.tenant_id, name_or_id)
+            removed = await catalog.remove(
+                session, principal.tenant_id, name_or_id, principal.allowed_adapters
+            )
     finally:
         if removed is not None:  # even if the commit failed: that may be known to the server alone
             store.names.changed(principal.tenant_id)
     assert removed is not None, "a session passes on what was raised in it"
     await catalog.collect(database, store, engine, removed.version_digest)
     return DeletedAdapter(removed.adapter_id)
+
+
+def _allowance(principal: Principal, settings: Settings) -> Allowance:
+    limits, most = principal.tenant_limits, settings.adapters.tenant_adapters_max
+    return Allowance(
+        adapters_max=most if limits.adapters_max is None else min(most, limits.adapters_max),
+        bytes_max=limits.adapter_bytes_max,
+        names=principal.allowed_adapters,
+    )
 
 
 def _fields(adapter: Adapter) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from msgspec import Struct
 from sqlalchemy.exc import IntegrityError
 
 from gateway.adapters import catalog
+from gateway.adapters.allowance import Allowance
 from gateway.adapters.parts import Received, receive
 from gateway.adapters.peft_format import Manifest, check_folder, version_digest
 from gateway.adapters.store import AdapterStore
@@ -45,12 +46,16 @@ class Upload:
     def __init__(
         self, settings: Settings, database: Database, store: AdapterStore, engine: Engine
     ) -> None:
-        self._limits = settings.adapters
+        self._bytes_max = settings.adapters.upload_bytes_max
         self._test_s_max = settings.server.first_token_s_max
         self._database, self._store, self._engine = database, store, engine
 
     async def run(
-        self, tenant_id: str, chunks: AsyncIterator[bytes], content_type: str
+        self,
+        tenant_id: str,
+        allowance: Allowance,
+        chunks: AsyncIterator[bytes],
+        content_type: str,
     ) -> Uploaded:
         """Raises the ApiError that says what is wrong with the upload, or with us."""
         info = self._engine.info
@@ -60,9 +65,9 @@ class Upload:
             )
         try:
             async with self._draft() as draft:
-                received = await receive(chunks, content_type, draft, self._limits.upload_bytes_max)
-                await self._check_name(tenant_id, received.name, info)
-                return await self._keep(tenant_id, received, draft, info)
+                received = await receive(chunks, content_type, draft, self._bytes_max)
+                await self._check_name(tenant_id, allowance, received.name, info)
+                return await self._keep(tenant_id, allowance, received, draft, info)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -86,17 +91,32 @@ class Upload:
         finally:
             self._store.uploads -= 1
 
-    async def _check_name(self, tenant_id: str, name: str, info: ModelInfo) -> None:
+    async def _check_name(
+        self, tenant_id: str, allowance: Allowance, name: str, info: ModelInfo
+    ) -> None:
         """Before the files are looked at: cheap, and what people get wrong most often."""
         catalog.check_name(name, info.name)
+        allowance.check_name(name)
+        await self._check_room(tenant_id, allowance, name, 0)
+
+    async def _check_room(
+        self, tenant_id: str, allowance: Allowance, name: str, size_bytes: int
+    ) -> None:
         async with self._database.session() as session:
-            await catalog.check_room(session, tenant_id, name, self._limits.tenant_adapters_max)
+            await catalog.check_room(session, tenant_id, name, size_bytes, allowance)
 
     async def _keep(
-        self, tenant_id: str, received: Received, draft: Path, info: ModelInfo
+        self,
+        tenant_id: str,
+        allowance: Allowance,
+        received: Received,
+        draft: Path,
+        info: ModelInfo,
     ) -> Uploaded:
         async with self._store.checks:
             manifest = await asyncio.to_thread(check_folder, draft, info, received.weights_sha256)
+        # again where it is placed; here so that no engine tries what can't be kept
+        await self._check_room(tenant_id, allowance, received.name, manifest.size_bytes)
         digest = version_digest(manifest)
         kept = False
         async with catalog.lease(self._database, self._store, self._engine, digest):
@@ -104,7 +124,7 @@ class Upload:
                 ref = await asyncio.to_thread(self._store.put, draft, digest, manifest)
                 await self._self_test(tenant_id, ref, info)
                 placed = await self._place(
-                    tenant_id, received.name, _version(digest, manifest, info)
+                    tenant_id, allowance, received.name, _version(digest, manifest, info)
                 )
                 kept = True
             finally:
@@ -136,13 +156,13 @@ class Upload:
         except EngineFailure as failure:
             raise _test_error(failure.code, failure.detail) from failure
 
-    async def _place(self, tenant_id: str, name: str, version: AdapterVersion) -> catalog.Placed:
+    async def _place(
+        self, tenant_id: str, allowance: Allowance, name: str, version: AdapterVersion
+    ) -> catalog.Placed:
         for _ in range(PLACE_TRIES):
             try:
                 async with self._database.session() as session:
-                    placed = await catalog.place(
-                        session, tenant_id, name, version, self._limits.tenant_adapters_max
-                    )
+                    placed = await catalog.place(session, tenant_id, name, version, allowance)
                     if not await asyncio.to_thread(self._store.has, version.digest):
                         raise _changed_elsewhere()  # collected by another process: roll back
                     return placed

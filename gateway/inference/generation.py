@@ -130,12 +130,14 @@ class Walk:
     async def _model(self, model: str, info: ModelInfo) -> AsyncIterator[AdapterRef | None]:
         """The adapter that `model` means to this tenant, kept until the end; None for the base."""
         if model == info.name:
+            if not self._principal.may_use(model):
+                raise ModelNotFound(model)
             yield None
             return
         async with catalog.leased(
             self._database, self._store, self._engine, self._principal.tenant_id, model
         ) as version:
-            if version is None:
+            if version is None or not self._principal.may_use(version.name):
                 raise ModelNotFound(model)
             if version.base_digest != info.digest:
                 raise InvalidAdapter(

@@ -25,9 +25,8 @@ async def list_models(
     info = _info(engine)
     async with database.session() as session:
         adapters = await catalog.list_of(session, principal.tenant_id)
-    return ModelList(
-        [_base(info), *(_adapter(each, principal) for each in adapters if _fits(each, info))]
-    )
+    models = [_base(info), *(_adapter(each, principal) for each in adapters if _fits(each, info))]
+    return ModelList([model for model in models if principal.may_use(model.id)])
 
 
 @get(
@@ -44,11 +43,11 @@ async def retrieve_model(
 ) -> Model:
     principal.require("inference")
     info, name = _info(engine), model.removeprefix("/")
-    if name == info.name:
+    if name == info.name and principal.may_use(name):
         return _base(info)
     async with database.session() as session:
         adapter = await catalog.find(session, principal.tenant_id, name)
-    if adapter is None or not _fits(adapter, info):
+    if adapter is None or not _fits(adapter, info) or not principal.may_use(adapter.name):
         raise ModelNotFound(name)
     return _adapter(adapter, principal)
 

@@ -34,6 +34,8 @@ class ApiKey(Base):
     """None: an admin key, which is the operator's and no tenant's."""
     public_id: Mapped[str] = mapped_column(String(10), unique=True)
     """The part of the key by which it is looked up; no secret."""
+    prefix: Mapped[str] = mapped_column(String(24), default="lg_sk_", server_default="lg_sk_")
+    """What stands before it: names the environment and the kind."""
     hash: Mapped[bytes]
     name: Mapped[str] = mapped_column(String(200))
     scopes: Mapped[list[str]] = mapped_column(JSON)
@@ -54,7 +56,7 @@ class ApiKey(Base):
 
     @property
     def redacted(self) -> str:
-        return f"lg_sk_{self.public_id}_…{self.last4}"
+        return f"{self.prefix}{self.public_id}_…{self.last4}"
 
 
 class LimitRow(Base):

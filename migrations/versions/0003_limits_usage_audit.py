@@ -26,10 +26,29 @@ def moment(name: str, *, nullable: bool = False) -> sa.Column[object]:
     return sa.Column(name, sa.DateTime(timezone=True), nullable=nullable)
 
 
+def append_only(dialect: str) -> list[str]:
+    """Triggers that let rows be added to the audit trail, and never changed or removed."""
+    if dialect == "postgresql":
+        return [
+            "CREATE FUNCTION audit_entries_refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'audit entries are never changed or removed'; END $$",
+            "CREATE TRIGGER audit_entries_rows BEFORE UPDATE OR DELETE ON audit_entries "
+            "FOR EACH ROW EXECUTE FUNCTION audit_entries_refuse()",
+            "CREATE TRIGGER audit_entries_all BEFORE TRUNCATE ON audit_entries "
+            "FOR EACH STATEMENT EXECUTE FUNCTION audit_entries_refuse()",
+        ]
+    return [
+        f"CREATE TRIGGER audit_entries_{event.lower()} BEFORE {event} ON audit_entries "
+        "BEGIN SELECT RAISE(ABORT, 'audit entries are never changed or removed'); END"
+        for event in ("UPDATE", "DELETE")
+    ]
+
+
 def upgrade() -> None:
     op.add_column("tenants", sa.Column("plan", sa.String(63), nullable=False, server_default=""))
     with op.batch_alter_table("api_keys") as keys:
         keys.alter_column("tenant_id", existing_type=sa.String(36), nullable=True)
+        keys.add_column(sa.Column("prefix", sa.String(24), nullable=False, server_default="lg_sk_"))
         keys.add_column(sa.Column("allowed_adapters", sa.JSON))
         keys.add_column(sa.Column("allowed_networks", sa.JSON))
         keys.add_column(sa.Column("replaced_by_id", sa.String(36)))
@@ -157,6 +176,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name="pk_audit_head"),
     )
     op.bulk_insert(head, [{"id": 1, "sequence": 0, "hash": ""}])
+    for statement in append_only(op.get_context().dialect.name):
+        op.execute(statement)
 
 
 def downgrade() -> None:
@@ -170,10 +191,12 @@ def downgrade() -> None:
         "limits",
     ):
         op.drop_table(table)
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION audit_entries_refuse()")
     op.execute("DELETE FROM api_keys WHERE tenant_id IS NULL")
     with op.batch_alter_table("api_keys") as keys:
         keys.drop_constraint("fk_api_keys_replaced_by_id_api_keys", type_="foreignkey")
-        for column in ("replaced_by_id", "allowed_networks", "allowed_adapters"):
+        for column in ("replaced_by_id", "allowed_networks", "allowed_adapters", "prefix"):
             keys.drop_column(column)
         keys.alter_column("tenant_id", existing_type=sa.String(36), nullable=False)
     with op.batch_alter_table("tenants") as tenants:

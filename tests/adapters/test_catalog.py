@@ -5,6 +5,7 @@ import pytest
 from sqlalchemy import select
 
 from gateway.adapters import catalog
+from gateway.adapters.allowance import Allowance
 from gateway.adapters.peft_format import check_folder, version_digest
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import AdapterVersion
@@ -44,7 +45,7 @@ class World:
     ) -> catalog.Placed:
         version = await asyncio.to_thread(self.stored, seed)
         async with self.database.session() as session:
-            return await catalog.place(session, tenant, name, version, adapters_max)
+            return await catalog.place(session, tenant, name, version, Allowance(adapters_max))
 
     async def collect(self, digest: str) -> None:
         await catalog.collect(self.database, self.store, self.engine, digest)
@@ -193,6 +194,28 @@ async def test_f17_the_number_of_adapters_is_limited_but_not_their_replacement(
     assert caught.value.headers() == {"x-should-retry": "false"}
     await world.place(world.acme, "two", seed=1, adapters_max=2)
     await world.place(world.other, "three", adapters_max=2)
+
+
+async def test_f1_uploads_at_once_never_pass_the_limits_together(world: World) -> None:
+    versions = await asyncio.to_thread(lambda: [world.stored(seed) for seed in range(6)])
+    fields = ("digest", "size_bytes", "rank_max", "targets", "base_digest", "base_model")
+
+    async def place(tenant: str, number: int, allowance: Allowance) -> bool:
+        stored = versions[number]
+        version = AdapterVersion(**{field: getattr(stored, field) for field in fields})
+        try:
+            async with world.database.session() as session:
+                await catalog.place(session, tenant, f"name-{number}", version, allowance)
+        except RateLimited:
+            return False
+        return True
+
+    for tenant, allowance, room in (
+        (world.acme, Allowance(adapters_max=2), 2),
+        (world.other, Allowance(adapters_max=100, bytes_max=3 * versions[0].size_bytes), 3),
+    ):
+        placed = await asyncio.gather(*(place(tenant, number, allowance) for number in range(6)))
+        assert sum(placed) == room
 
 
 async def test_many_placing_and_collecting_the_same_content_lose_nothing(world: World) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.telemetry import redact
 from gateway.tenants import key_form
 
 
@@ -17,6 +18,30 @@ def test_a_key_has_the_form_that_scanners_look_for() -> None:
     assert rest.isalnum()
     assert made.last4 == text[-4:]
     assert key_form.public_id(text) == made.public_id
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "prefix"),
+    [
+        ("sk", "", "lg_sk_"),
+        ("admin", "", "lg_admin_"),
+        ("sk", "test", "lg_test_sk_"),
+        ("admin", "eu1", "lg_eu1_admin_"),
+        ("sk", "z" * 12, f"lg_{'z' * 12}_sk_"),
+    ],
+)
+def test_the_prefix_names_environment_and_kind(
+    kind: key_form.Kind, environment: str, prefix: str
+) -> None:
+    made = key_form.make(kind, environment)
+    text = made.text.reveal()
+    assert made.prefix == prefix
+    assert text.startswith(f"{prefix}{made.public_id}_")
+    assert key_form.public_id(text) == made.public_id
+    assert key_form.is_admin(text) is (kind == "admin")
+    assert redact(f"it is {text}!") == f"it is {prefix}{made.public_id}…!"
+    other = text.replace("_sk_", "_admin_") if kind == "sk" else text.replace("_admin_", "_sk_")
+    assert key_form.public_id(other) is None, "the checksum covers the kind"
 
 
 def test_the_checksum_is_base62_of_crc32_of_all_before_it() -> None:
@@ -52,7 +77,7 @@ def test_two_characters_swapped_are_found() -> None:
 @given(st.text())
 def test_any_other_text_is_no_key(text: str) -> None:
     assert key_form.public_id(text) is None
-    assert key_form.public_id(key_form.PREFIX + text) is None
+    assert key_form.public_id("lg_sk_" + text) is None
 
 
 @pytest.mark.parametrize("wrap", ["{}\n", " {}", "{}{}", '"{}"', "{}\x00"])

@@ -7,6 +7,7 @@ from gateway.db import Database, now
 from gateway.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from gateway.settings import Secret
 from gateway.tenants import directory, key_form, keys
+from gateway.tenants.known_keys import known_key
 from gateway.tenants.pepper import KeyHash
 from gateway.tenants.tables import ApiKey, Tenant
 
@@ -80,7 +81,8 @@ async def test_f13_an_issued_key_shows_in_no_text_form(database: Database) -> No
     [
         (["inference", "root"], "'root'"),
         ([], "at least one"),
-        (["admin", "inference"], "admin keys cannot call models"),
+        (["admin", "inference"], "Admin keys.*cannot call models"),
+        (["admin"], "create --admin"),
     ],
 )
 async def test_scopes_that_cannot_be_are_refused(
@@ -93,13 +95,34 @@ async def test_scopes_that_cannot_be_are_refused(
 
 
 async def test_f40_an_admin_key_cannot_call_models(database: Database) -> None:
+    async with database.session() as session:
+        issued = await keys.create_key(session, KEY_HASH, None, scopes=["inference"])
+    assert issued.text.reveal().startswith("lg_admin_")
+    async with database.reading() as connection:
+        known = await known_key(connection, issued.row.public_id)
+    assert known is not None
+    assert (known.principal.tenant_id, set(known.principal.scopes)) == ("", {"admin"})
+    for scope in keys.TENANT_SCOPES:
+        with pytest.raises(PermissionDenied, match=scope):
+            known.principal.require(scope)
+
+
+async def test_f40_whatever_the_table_says_a_tenants_key_administers_nothing(
+    database: Database,
+) -> None:
     tenant = await make_tenant(database)
     async with database.session() as session:
-        issued = await keys.create_key(session, KEY_HASH, tenant.id, scopes=["admin"])
-    principal = keys.Principal(tenant.id, "acme", issued.row.id, frozenset(issued.row.scopes))
-    principal.require("admin")
-    with pytest.raises(PermissionDenied, match="inference"):
-        principal.require("inference")
+        issued = await keys.create_key(session, KEY_HASH, tenant.id)
+        operators = await keys.create_key(session, KEY_HASH, None)
+        issued.row.scopes = ["inference", "admin"]
+        operators.row.scopes = ["inference", "admin"]
+    async with database.reading() as connection:
+        theirs = await known_key(connection, issued.row.public_id)
+        ours = await known_key(connection, operators.row.public_id)
+    assert theirs is not None
+    assert theirs.principal.scopes == {"inference"}
+    assert ours is not None
+    assert ours.principal.scopes == {"admin"}
 
 
 async def test_an_expiry_in_the_past_is_refused(database: Database) -> None:

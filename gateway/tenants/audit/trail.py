@@ -32,8 +32,8 @@ async def record(
 ) -> None:
     """Append one entry; it is kept if and only if the change is.
 
-    `before` and `after` hold plain JSON and no secret. Others that append wait until this
-    transaction ends, so call it last.
+    `session` is one of `Database.writing`. `before` and `after` hold plain JSON and no secret.
+    Others that append wait until this transaction ends, so call it last.
     """
     head = (
         await session.execute(

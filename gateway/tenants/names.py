@@ -1,0 +1,19 @@
+"""Names for people, which end up in tables, logs and the audit trail."""
+
+from gateway.errors import InvalidRequest
+from gateway.telemetry import redact
+
+CHARACTERS_MAX = 200
+
+
+def checked_name(name: str, whose: str) -> str:
+    """Raises InvalidRequest for one that a table or a terminal would stumble over, or that gives a
+    secret away."""
+    if len(name) > CHARACTERS_MAX or not name.isprintable():
+        raise InvalidRequest(
+            f"{whose}'s name has at most {CHARACTERS_MAX} characters, all of them printable.",
+            param="name",
+        )
+    if redact(name) != name:
+        raise InvalidRequest("A name must not hold an API key or a password.", param="name")
+    return name
