@@ -14,7 +14,7 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
-from gateway import __version__, health, inference
+from gateway import __version__, health, inference, redis_client
 from gateway.adapters import catalog
 from gateway.adapters import routes as adapters
 from gateway.adapters.store import AdapterStore, store_folder
@@ -31,6 +31,11 @@ from gateway.settings import Settings
 from gateway.tenants.auth import Authenticator
 from gateway.tenants.keys import Principal, known_key
 from gateway.tenants.last_used import LastUsed
+from gateway.tenants.limits.counting import CountingLimiter
+from gateway.tenants.limits.degraded import DegradingCounters
+from gateway.tenants.limits.local import LocalCounters
+from gateway.tenants.limits.shared import SharedCounters
+from gateway.tenants.limits.spent import SpentInLedger
 from gateway.tenants.pepper import open_key_hash
 
 DESCRIPTION = (
@@ -51,6 +56,9 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     )
     store = AdapterStore(store_folder(settings))
     tokenizers = TokenizerSource(engine)
+    redis = redis_client.connect(settings)
+    counters = DegradingCounters(SharedCounters(redis), settings.limits) if redis else None
+    limiter = CountingLimiter(counters or LocalCounters(), SpentInLedger(database))
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -62,6 +70,10 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             last_used = LastUsed(database)
             app.state.authenticator = Authenticator(database, open_key_hash(settings), last_used)
             await stack.enter_async_context(last_used.running())
+            if redis and counters:
+                stack.push_async_callback(redis.aclose)
+                await stack.enter_async_context(counters.watching())
+            await stack.enter_async_context(limiter.running())
             stack.push_async_callback(engine.close)
             await engine.start()
             if settings.engine.model:
@@ -82,6 +94,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             engine=engine,
             store=store,
             tokenizers=tokenizers,
+            limiter=limiter,
             drain=drain,
         )
         | {

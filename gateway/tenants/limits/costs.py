@@ -22,6 +22,9 @@ class Free(Struct, frozen=True):
     output_micros: int = 0
 
 
+FREE = Free()
+
+
 def cost_nanos(rates: Rates, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> int:
     """`cached_tokens` are among the `prompt_tokens`. Half a nano is rounded up."""
     micros = (
