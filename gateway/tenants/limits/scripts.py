@@ -10,7 +10,9 @@ Redis' own clock counts, so those of replicas don't matter. What a name means:
     …:request:<id>                               text: end of the lease, bucket of admission, tokens
                                                  granted in all, then bucket:tokens of each grant
 
-Numbers become text by `%.0f`, as Lua's own way loses digits of large ones.
+ARGV is one MessagePack array, as each argument of its own costs the client more to write than the
+script to run; below, ARGV 1 is the first in it. Numbers become text by `%.0f`, as Lua's own way
+loses digits of large ones.
 """
 
 from msgspec import Struct
@@ -24,6 +26,7 @@ _COMMON = f"""
 local BUCKET, BUCKETS = {counters.BUCKET_MS}, {counters.BUCKETS}
 local WINDOW_TTL = BUCKET * (BUCKETS + 1)
 local DAY = 86400000
+local ARGV = cmsgpack.unpack(ARGV[1])
 local time = <clock>
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local bucket = math.floor(now / BUCKET)
@@ -114,15 +117,15 @@ end
 #       the end of its period, ms
 # Returns {answer, which, wait ms, stale, then of each window: used, reset ms}; see `Verdict`.
 _ADMIT = f"""
-local id, lease = ARGV[1], tonumber(ARGV[2])
-local requests, windows = tonumber(ARGV[3]), ARGV[3] + ARGV[4]
-local leases, budgets = tonumber(ARGV[5]), tonumber(ARGV[6])
-local tokens, nanos = tonumber(ARGV[7]), tonumber(ARGV[8])
+local id, lease = ARGV[1], ARGV[2]
+local requests, windows = ARGV[3], ARGV[3] + ARGV[4]
+local leases, budgets = ARGV[5], ARGV[6]
+local tokens, nanos = ARGV[7], ARGV[8]
 local repeated = read(KEYS[1]) ~= nil
 local answer, which, wait, stale, sums, resets = 0, 0, 0, -1, {{}}, {{}}
 
 for i = 1, windows do
-  local amount, limit = i <= requests and 1 or tokens, tonumber(ARGV[8 + i])
+  local amount, limit = i <= requests and 1 or tokens, ARGV[8 + i]
   local sum, buckets = filled(KEYS[1 + i])
   sums[i], resets[i] = sum, #buckets > 0 and leaves_ms(buckets[#buckets][1]) or 0
   if sum + amount > limit then
@@ -133,13 +136,13 @@ end
 for i = 1, leases do
   local set = KEYS[1 + windows + i]
   redis.call('ZREMRANGEBYSCORE', set, '-inf', now)
-  if answer == 0 and redis.call('ZCARD', set) >= tonumber(ARGV[8 + windows + i]) then
+  if answer == 0 and redis.call('ZCARD', set) >= ARGV[8 + windows + i] then
     answer, which, wait = {counters.Answer.NO_PLACE}, i - 1, {counters.SLOT_WAIT_MS}
   end
 end
 for i = 1, budgets do
   local counter, holds = KEYS[2 * i + windows + leases], KEYS[2 * i + 1 + windows + leases]
-  local amount = tonumber(ARGV[2 * i + 7 + windows + leases])
+  local amount = ARGV[2 * i + 7 + windows + leases]
   local spent, held = budget(counter, holds)
   if not spent then
     if answer ~= {counters.Answer.UNKNOWN} then
@@ -173,7 +176,7 @@ elseif answer == 0 then
   end
   for i = 1, budgets do
     hold(KEYS[2 * i + windows + leases], KEYS[2 * i + 1 + windows + leases], id, nanos, lease,
-         tonumber(ARGV[2 * i + 8 + windows + leases]))
+         ARGV[2 * i + 8 + windows + leases])
   end
   write(KEYS[1], lease, bucket, tokens, {{{{bucket, tokens}}}})
 end
@@ -191,9 +194,9 @@ return told
 #       then the limit of each window, and of each budget its amount and the end of its period
 # Returns the tokens granted now; -1 - index of a budget of which nothing is known.
 _EXTEND = """
-local id, lease = ARGV[1], tonumber(ARGV[2])
-local windows, leases, budgets = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local before, granted, micros = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local id, lease = ARGV[1], ARGV[2]
+local windows, leases, budgets = ARGV[3], ARGV[4], ARGV[5]
+local before, granted, micros = ARGV[6], ARGV[7], ARGV[8]
 local admitted, total, grants = read(KEYS[1])
 if admitted and total > before then return total - before end
 
@@ -213,7 +216,7 @@ if granted < 1 then return 0 end
 for i = 1, windows do count(KEYS[1 + i], granted) end
 for i = 1, budgets do
   hold(KEYS[2 * i + windows + leases], KEYS[2 * i + 1 + windows + leases], id,
-       math.ceil(granted * micros / 1000), lease, tonumber(ARGV[2 * i + 8 + windows]))
+       math.ceil(granted * micros / 1000), lease, ARGV[2 * i + 8 + windows])
 end
 if not admitted then
   admitted, total, grants = 0, before, {}
@@ -235,7 +238,7 @@ return granted
 # KEYS  1 the record; then all sorted sets in which the request has a lease
 # ARGV  1 request id   2 lease, ms
 _BEAT = """
-local lease = tonumber(ARGV[2])
+local lease = ARGV[2]
 local admitted, total, grants = read(KEYS[1])
 if not admitted then return 0 end
 write(KEYS[1], lease, admitted, total, grants)
@@ -248,11 +251,11 @@ return 1
 
 # KEYS  as of the script that admits
 # ARGV  1 request id   2 to 5 how many windows of requests, of tokens, leases, budgets
-#       6 tokens used   7 whether the request was refused, 1 or 0   8 nanos that it cost
+#       6 tokens used   7 whether the request was refused   8 nanos that it cost
 _SETTLE = """
 local id = ARGV[1]
-local requests, windows = tonumber(ARGV[2]), ARGV[2] + ARGV[3]
-local leases, budgets = tonumber(ARGV[4]), tonumber(ARGV[5])
+local requests, windows = ARGV[2], ARGV[2] + ARGV[3]
+local leases, budgets = ARGV[4], ARGV[5]
 local admitted, total, grants = read(KEYS[1])
 
 for i = 1, leases do redis.call('ZREM', KEYS[1 + windows + i], id) end
@@ -265,7 +268,7 @@ for i = 1, budgets do
   end
   redis.call('ZREM', holds, id)
   if admitted and redis.call('HEXISTS', counter, 'spent') == 1 then
-    redis.call('HINCRBY', counter, 'spent', ARGV[8])
+    redis.call('HINCRBY', counter, 'spent', text(ARGV[8]))
   end
 end
 if not admitted then return 0 end
@@ -275,7 +278,7 @@ local function give(window, b, n)
     redis.call('HINCRBY', window, text(b), text(-n))
   end
 end
-if ARGV[7] == '1' then
+if ARGV[7] then
   for i = 1, requests do give(KEYS[1 + i], admitted, 1) end
 end
 local unused = total - ARGV[6]
@@ -294,7 +297,7 @@ return 1
 # ARGV  1 nanos   2 the end of its period, ms
 _RAISE = """
 local spent = tonumber(redis.call('HGET', KEYS[1], 'spent') or 0)
-redis.call('HSET', KEYS[1], 'spent', text(math.max(spent, tonumber(ARGV[1]))), 'checked', text(now))
+redis.call('HSET', KEYS[1], 'spent', text(math.max(spent, ARGV[1])), 'checked', text(now))
 redis.call('PEXPIREAT', KEYS[1], text(ARGV[2] + DAY))
 return 1
 """
