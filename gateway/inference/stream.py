@@ -52,7 +52,7 @@ class EventStream(Response[None]):
         """`late_headers`: read when the first frame is there."""
         super().__init__(None, media_type="text/event-stream")
         self._frames = frames
-        self._late_headers = late_headers or {}
+        self._late_headers = {} if late_headers is None else late_headers
 
     def to_asgi_response(
         self,

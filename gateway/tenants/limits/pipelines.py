@@ -23,6 +23,8 @@ CALLS_MAX = 256
 """That go together."""
 WAITING_MAX = 4096
 """Calls that wait for a connection. More would wait longer than any client."""
+EXCHANGE_S = 2.0
+"""For a new connection and all answers. Past it, Redis counts as away."""
 
 ENCODER = msgspec.msgpack.Encoder()
 
@@ -39,12 +41,13 @@ def call(
     digest: str, keys: list[str], values: list[object], undo: Callable[[], Call] | None = None
 ) -> Call:
     """Of a script."""
-    command: tuple[str | int | bytes, ...] = (
-        *("EVALSHA", digest, len(keys)),
-        *keys,
-        ENCODER.encode(values),
-    )
-    return Call(command, asyncio.get_running_loop().create_future(), undo)
+    made = _command("EVALSHA", digest, len(keys), *keys, ENCODER.encode(values))
+    made.undo = undo
+    return made
+
+
+def _command(*parts: str | int | bytes) -> Call:
+    return Call(parts, asyncio.get_running_loop().create_future())
 
 
 class Pipelines:
@@ -62,11 +65,7 @@ class Pipelines:
         if len(self._waiting) >= WAITING_MAX:
             raise CountersLost(f"{WAITING_MAX} calls wait for Redis")
         self._waiting.append(call)
-        if not self._starting and len(self._running) < CONNECTIONS_MAX:
-            self._starting = True
-            task = asyncio.create_task(self._run())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        self._start()
 
     async def close(self) -> None:
         """Wait for what was sent."""
@@ -75,12 +74,22 @@ class Pipelines:
         while self._idle:
             await self._redis.connection_pool.release(self._idle.pop())
 
+    def _start(self) -> None:
+        """One more, unless one is about to begin."""
+        if self._waiting and not self._starting and len(self._running) < CONNECTIONS_MAX:
+            self._starting = True
+            task = asyncio.create_task(self._run())
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
+
     async def _run(self) -> None:
         self._starting = False
         while self._waiting:
             calls, self._waiting = self._waiting[:CALLS_MAX], self._waiting[CALLS_MAX:]
+            self._start()
             try:
-                answers = await self._answers(calls)
+                async with asyncio.timeout(EXCHANGE_S):
+                    answers = await self._answers(calls)
             except (RedisError, OSError, TimeoutError) as error:
                 calls += self._waiting  # rather than that each of them waits for it in turn
                 self._waiting = []
@@ -103,10 +112,9 @@ class Pipelines:
         answers = await self._exchange(calls)
         unknown = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
-            for script in self._scripts:
-                await self._redis.script_load(script)
-            again = await self._exchange([calls[i] for i in unknown])
-            for i, answer in zip(unknown, again, strict=True):
+            loads = [_command("SCRIPT", "LOAD", script) for script in self._scripts]
+            again = await self._exchange(loads + [calls[i] for i in unknown])
+            for i, answer in zip(unknown, again[len(loads) :], strict=True):
                 answers[i] = answer
         return answers
 

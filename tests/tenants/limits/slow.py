@@ -14,7 +14,6 @@ class Proxy:
         self.open_max = 0
         self.port = 0
         self._target = port
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
