@@ -28,6 +28,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PROBE_S = 0.5
+CANCEL_S = 0.1
 
 
 class Away(Struct):
@@ -102,9 +103,9 @@ class DegradingCounters:
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            while not task.done():  # asyncio.wait_for, which redis uses, may swallow one cancel
+                task.cancel()
+                await asyncio.wait((task,), timeout=CANCEL_S)
             await self._shared.close()
 
     async def _ask(self, ask: Callable[[Counters], Awaitable[T]]) -> T:

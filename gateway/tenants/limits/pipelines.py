@@ -14,7 +14,7 @@ from msgspec import Struct
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from gateway.tenants.limits.counters import CountersLost
 
@@ -90,8 +90,8 @@ class Pipelines:
             try:
                 async with asyncio.timeout(EXCHANGE_S):
                     answers = await self._answers(calls)
-            except (RedisError, OSError, TimeoutError) as error:
-                calls += self._waiting  # rather than that each of them waits for it in turn
+            except Exception as error:  # whatever it is, they must hear of it
+                calls += self._waiting  # rather than that each of these waits for it in turn
                 self._waiting = []
                 answers = [error] * len(calls)
             for call, answer in zip(calls, answers, strict=True):
@@ -119,12 +119,15 @@ class Pipelines:
         return answers
 
     async def _exchange(self, calls: list[Call]) -> list[Any]:
-        connection = self._idle.pop() if self._idle else await self._connection()
+        kept = self._idle.pop() if self._idle else None
+        connection = kept or await self._connection()
         try:
             try:
                 return await _exchange(connection, calls)
-            except RedisConnectionError:  # cut while it was idle, as by a restart
-                return await _exchange(connection, calls)
+            except RedisConnectionError:
+                if kept is None:
+                    raise
+                return await _exchange(connection, calls)  # it was cut while idle, by a restart
         except BaseException:
             await connection.disconnect(nowait=True)  # what is still to come is nobody's answer
             raise
