@@ -58,6 +58,7 @@ class Pipelines:
         self._idle: list[AbstractConnection] = []
         self._waiting: list[Call] = []
         self._starting = False
+        self._under_way: list[list[Call]] = []
         self._running: set[asyncio.Task[None]] = set()
 
     def send(self, call: Call) -> None:
@@ -87,15 +88,25 @@ class Pipelines:
         while self._waiting:
             calls, self._waiting = self._waiting[:CALLS_MAX], self._waiting[CALLS_MAX:]
             self._start()
+            self._under_way.append(calls)
             try:
                 async with asyncio.timeout(EXCHANGE_S):
                     answers = await self._answers(calls)
             except Exception as error:  # whatever it is, they must hear of it
-                calls += self._waiting  # rather than that each of these waits for it in turn
-                self._waiting = []
-                answers = [error] * len(calls)
-            for call, answer in zip(calls, answers, strict=True):
-                self._deliver(call, answer)
+                self._fail(error)
+            else:
+                for call, answer in zip(calls, answers, strict=True):
+                    self._deliver(call, answer)
+            finally:
+                self._under_way.remove(calls)
+
+    def _fail(self, error: Exception) -> None:
+        """Of everyone, rather than that each waits in vain for as long in turn. Where an answer
+        comes after all, what it admitted is undone."""
+        waiting, self._waiting = self._waiting, []
+        for calls in (waiting, *self._under_way):
+            for call in calls:
+                self._deliver(call, error)
 
     def _deliver(self, call: Call, answer: Any) -> None:
         if isinstance(answer, Exception):
