@@ -37,6 +37,11 @@ from gateway.tenants.key_cache import KeyCache
 from gateway.tenants.keys import Principal
 from gateway.tenants.known_keys import known_key
 from gateway.tenants.last_used import LastUsed
+from gateway.tenants.limits.counting import CountingLimiter
+from gateway.tenants.limits.degraded import DegradingCounters
+from gateway.tenants.limits.local import LocalCounters
+from gateway.tenants.limits.shared import SharedCounters
+from gateway.tenants.limits.spent import SpentInLedger
 from gateway.tenants.networks import Sources
 from gateway.tenants.pepper import open_key_hash
 
@@ -61,6 +66,8 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     redis = connect(settings)
     announcer = Announcer(redis)
     sources = Sources(settings)
+    counters = DegradingCounters(SharedCounters(redis), settings.limits) if redis else None
+    limiter = CountingLimiter(counters or LocalCounters(), SpentInLedger(database))
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -83,6 +90,9 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             app.state.desk = Desk(database, key_hash, announcer, settings.keys.environment)
             await stack.enter_async_context(announcer.running())
             await stack.enter_async_context(last_used.running())
+            if counters:
+                await stack.enter_async_context(counters.watching())
+            await stack.enter_async_context(limiter.running())
             stack.push_async_callback(engine.close)
             await engine.start()
             if settings.engine.model:
@@ -104,6 +114,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             engine=engine,
             store=store,
             tokenizers=tokenizers,
+            limiter=limiter,
             drain=drain,
         )
         | {

@@ -2,8 +2,10 @@
 
 Raise one of these anywhere on the HTTP side; `gateway.rendering` turns it into OpenAI's error
 object. The message tells the reader what to change, and never holds a secret or another tenant's
-name. This module imports nothing, so that the shell and the file checks can use it too.
+name. This module imports nothing of ours, so that the shell and the file checks can use it too.
 """
+
+from collections.abc import Mapping
 
 
 class ApiError(Exception):
@@ -108,6 +110,28 @@ class InvalidAdapter(ApiError):
 class RateLimited(ApiError):
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+        limits: Mapping[str, str] | None = None,
+    ) -> None:
+        """`limits`: the headers x-ratelimit-*."""
+        super().__init__(message, param=param, code=code, retry_after_s=retry_after_s)
+        self.limits = limits or {}
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), **self.limits}
+
+
+class InsufficientQuota(RateLimited):
+    """A budget is spent: waiting does not help, whoever pays must act."""
+
+    type, code = "insufficient_quota", "insufficient_quota"
+
 
 class Overloaded(ApiError):
     status, type, code = 503, "overloaded_error", "overloaded"
@@ -116,6 +140,13 @@ class Overloaded(ApiError):
 
 class EngineUnavailable(ApiError):
     status, type, code = 503, "overloaded_error", "engine_unavailable"
+    retry_after_s = 2.0
+
+
+class LimiterUnavailable(ApiError):
+    """Requests that cannot be counted are not served."""
+
+    status, type, code = 503, "overloaded_error", "limiter_unavailable"
     retry_after_s = 2.0
 
 

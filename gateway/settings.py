@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct, field
@@ -84,6 +84,16 @@ class Redis(Struct, frozen=True, forbid_unknown_fields=True):
     """Connections kept to Redis by this process."""
 
 
+class Limits(Struct, frozen=True, forbid_unknown_fields=True):
+    without_redis: Literal["local", "closed"] = "local"
+    """What holds for requests with limits while Redis is away: `local` counts them in each process,
+    at limit ÷ replicas; `closed` refuses them with 503 and Retry-After."""
+    without_redis_s: float = 300.0
+    """How long `local` holds; after that it is as with `closed`."""
+    replicas: int = 1
+    """Gateway processes that share the Redis."""
+
+
 class Adapters(Struct, frozen=True, forbid_unknown_fields=True):
     store: str = ""
     """Folder of the adapter store; empty: `adapters` in `data_dir`."""
@@ -110,6 +120,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     server: Server = field(default_factory=Server)
     database: Database = field(default_factory=Database)
     redis: Redis = field(default_factory=Redis)
+    limits: Limits = field(default_factory=Limits)
     adapters: Adapters = field(default_factory=Adapters)
     keys: Keys = field(default_factory=Keys)
     engine: EngineSettings = field(default_factory=EngineSettings)
@@ -187,6 +198,7 @@ AT_LEAST_ONE = {
     "server.first_token_s_max",
     "database.pool_size",
     "redis.pool_size",
+    "limits.replicas",
     "adapters.upload_bytes_max",
     "engine.pool_mib",
     "engine.block_tokens",
@@ -197,7 +209,7 @@ AT_LEAST_ONE = {
 
 
 def _check_numbers(settings: Settings) -> None:
-    for section in ("server", "database", "redis", "adapters", "engine"):
+    for section in ("server", "database", "redis", "limits", "adapters", "engine"):
         for name, value in msgspec.structs.asdict(getattr(settings, section)).items():
             least = 1 if f"{section}.{name}" in AT_LEAST_ONE else 0
             if isinstance(value, int | float) and not value >= least:

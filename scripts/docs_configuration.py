@@ -49,6 +49,7 @@ SECTIONS = {
     "server": "The HTTP server",
     "database": "The database",
     "redis": "Redis",
+    "limits": "Limits",
     "adapters": "Adapters",
     "keys": "API keys",
     "engine": "The engine",

@@ -12,6 +12,7 @@ from gateway.inference.tokenizers import TokenizerSource
 from gateway.injection import Injected
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
+from gateway.tenants.limits.limiter import Limiter
 
 
 def _walk(
@@ -21,8 +22,9 @@ def _walk(
     database: Injected[Database],
     store: Injected[AdapterStore],
     tokenizers: Injected[TokenizerSource],
+    limiter: Injected[Limiter],
 ) -> Walk:
-    return Walk(principal, settings, engine, database, store, tokenizers)
+    return Walk(principal, settings, engine, database, store, tokenizers, limiter)
 
 
 handlers = [

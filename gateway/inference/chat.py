@@ -54,8 +54,9 @@ async def create_chat_completion(
     ask = to_ask(body)
     if body.stream:
         include_usage = body.stream_options is not None and body.stream_options.include_usage
-        return EventStream(_frames(walk, ask, include_usage=bool(include_usage)))
-    return Response(await unless_gone(request.receive, _complete(walk, ask)))
+        return EventStream(_frames(walk, ask, include_usage=bool(include_usage)), walk.headers)
+    answer = await unless_gone(request.receive, _complete(walk, ask))
+    return Response(answer, headers=walk.headers)
 
 
 def to_ask(body: ChatRequest) -> Ask:

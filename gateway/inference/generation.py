@@ -33,6 +33,10 @@ from gateway.inference.tokenizers import TokenizerSource
 from gateway.inference.wire import FinishReason, Usage
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
+from gateway.tenants.limits.admission import Admission, admitted
+from gateway.tenants.limits.bounds import request_tokens_max
+from gateway.tenants.limits.costs import FREE
+from gateway.tenants.limits.limiter import Demand, Limiter
 
 T = TypeVar("T")
 
@@ -91,11 +95,15 @@ class Walk:
         database: Database,
         store: AdapterStore,
         tokenizers: TokenizerSource,
+        limiter: Limiter,
     ) -> None:
+        self.headers: dict[str, str] = {}
+        """What the response should have, complete before the answer's first piece."""
         self._principal = principal
         self._first_token_s_max = settings.server.first_token_s_max
         self._engine, self._database, self._store = engine, database, store
         self._tokenizers = tokenizers
+        self._limiter = limiter
 
     @asynccontextmanager
     async def answer(self, ask: Ask) -> AsyncIterator["Answer"]:
@@ -108,10 +116,11 @@ class Walk:
             tokenizer = await self._tokenizers.get()
             _check_length(tokenizer, ask, info)
             prompt = await _tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
+            room = _room(len(prompt), ask, info)
             submit = Submit(
                 request_id=f"{ask.id_prefix}{uuid.uuid4().hex}",
                 prompt=prompt,
-                max_tokens=_room(len(prompt), ask, info),
+                max_tokens=_within_limit(room, len(prompt), ask, self._principal),
                 sampling=ask.sampling,
                 adapter=adapter,
                 stop_token_ids=_stop_token_ids(tokenizer, ask, info),
@@ -120,11 +129,24 @@ class Walk:
                 cache_namespace=self._principal.tenant_id,
                 first_token_s=self._first_token_s_max,
             )
-            try:
-                async with self._engine.submit(submit) as stream:
-                    yield Answer(submit, info, stream, tokenizer, ask.stop, self._first_token_s_max)
-            except EngineFailure as failure:
-                _raise(failure, ask)
+            demand = Demand(
+                submit.request_id, self._principal, len(prompt), submit.max_tokens, FREE
+            )
+            async with admitted(self._limiter, demand) as admission:
+                self.headers.update(admission.headers)
+                try:
+                    async with self._engine.submit(submit) as stream:
+                        yield Answer(
+                            submit,
+                            info,
+                            stream,
+                            tokenizer,
+                            admission,
+                            ask.stop,
+                            self._first_token_s_max,
+                        )
+                except EngineFailure as failure:
+                    _raise(failure, ask)
 
     @asynccontextmanager
     async def _model(self, model: str, info: ModelInfo) -> AsyncIterator[AdapterRef | None]:
@@ -157,6 +179,7 @@ class Answer:
         info: ModelInfo,
         stream: TokenStream,
         tokenizer: Tokenizer,
+        admission: Admission,
         stop: tuple[str, ...],
         first_token_s_max: float,
     ) -> None:
@@ -165,21 +188,26 @@ class Answer:
         self._prompt_tokens = len(submit.prompt)
         self._stream = stream
         self._text = TextStream(tokenizer)
+        self._admission = admission
         self._stops = StopStrings(stop)
         self._first_token_s_max = first_token_s_max
 
     async def __aiter__(self) -> AsyncIterator[str | Ending]:
         """Pieces are never empty, and never hold half a character or the start of a stop string."""
         event = await self._first()
-        produced = 0
+        admission = self._admission
         while isinstance(event, Tokens):
-            produced += len(event.ids)
-            if piece := self._stops.push(self._text.push(event.ids)):
+            ids = await admission.granted(event.ids)
+            if piece := self._stops.push(self._text.push(ids)):
                 yield piece
             if self._stops.found:
-                yield Ending("stop", self._prompt_tokens, produced)
+                yield Ending("stop", self._prompt_tokens, admission.produced)
                 return
-            event = await anext(self._stream)
+            if len(ids) < len(event.ids):  # as if max_tokens had been what was granted
+                event = Finished(self.id, "length", self._prompt_tokens, admission.produced)
+            else:
+                event = await anext(self._stream)
+        admission.cached_tokens = event.cached_tokens
         if piece := self._stops.push(self._text.flush()) + self._stops.flush():
             yield piece
         reason: FinishReason = "stop" if self._stops.found else event.reason
@@ -289,6 +317,32 @@ def _room(prompt_tokens: int, ask: Ask, info: ModelInfo) -> int:
             code="context_length_exceeded",
         )
     return ask.max_tokens
+
+
+def _within_limit(room: int, prompt_tokens: int, ask: Ask, principal: Principal) -> int:
+    """`room`, or what the limit on one request leaves where the client asked for no number.
+
+    Raises InvalidRequest.
+    """
+    limit = request_tokens_max(principal)
+    if limit is None or prompt_tokens + room <= limit:
+        return room
+    start = f"This account is limited to {limit} tokens per request. However, "
+    if prompt_tokens >= limit:
+        raise InvalidRequest(
+            f"{start}your {ask.prompt_param} resulted in {prompt_tokens} tokens, and the answer "
+            "needs one at least. Make it shorter.",
+            param=ask.prompt_param,
+            code="request_tokens_exceeded",
+        )
+    if ask.max_tokens is not None:
+        raise InvalidRequest(
+            f"{start}you requested {prompt_tokens + ask.max_tokens} tokens ({prompt_tokens} in the "
+            f"{ask.prompt_param}, {ask.max_tokens} in the completion). Reduce one of them.",
+            param=ask.prompt_param,
+            code="request_tokens_exceeded",
+        )
+    return limit - prompt_tokens
 
 
 def _stop_token_ids(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> list[int]:

@@ -8,7 +8,7 @@ take a stream that just stops for a complete one.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -48,9 +48,11 @@ def frame(message: object) -> bytes:
 class EventStream(Response[None]):
     """What a handler returns: frames that are made when the response is sent."""
 
-    def __init__(self, frames: Frames) -> None:
+    def __init__(self, frames: Frames, late_headers: Mapping[str, str] | None = None) -> None:
+        """`late_headers`: read when the first frame is there."""
         super().__init__(None, media_type="text/event-stream")
         self._frames = frames
+        self._late_headers = {} if late_headers is None else late_headers
 
     def to_asgi_response(
         self,
@@ -60,15 +62,22 @@ class EventStream(Response[None]):
         headers: dict[str, str] | None = None,
         **_: Any,
     ) -> ASGIResponse:
-        return _AsgiEventStream(self._frames, {**(headers or {}), **HEADERS})
+        return _AsgiEventStream(self._frames, {**(headers or {}), **HEADERS}, self._late_headers)
 
 
 class _AsgiEventStream(ASGIResponse):
     _should_set_content_length = False
 
-    def __init__(self, frames: Frames, headers: dict[str, str]) -> None:
+    def __init__(
+        self, frames: Frames, headers: dict[str, str], late_headers: Mapping[str, str]
+    ) -> None:
         super().__init__(headers=headers, media_type=headers["content-type"])
         self._frames = frames
+        self._late_headers = late_headers
+
+    async def start_response(self, send: Send) -> None:
+        self.headers.update(self._late_headers)
+        await super().start_response(send)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError as long as nothing was sent."""
