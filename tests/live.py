@@ -32,16 +32,17 @@ class Live:
     engine: FakeEngine
     _keys: dict[str, str] = field(default_factory=dict)
 
-    def key(self, tenant: str = "acme", **options: Any) -> str:
-        """A key of a tenant; the same one when asked again, unless it has options."""
-        if options:
+    def key(self, tenant: str | None = "acme", **options: Any) -> str:
+        """A key of a tenant; the same one when asked again, unless it has options. None: an admin
+        key."""
+        if options or tenant is None:
             return asyncio.run(issue_key(self.settings, tenant, **options)).text.reveal()
         if tenant not in self._keys:
             self._keys[tenant] = asyncio.run(issue_key(self.settings, tenant)).text.reveal()
         return self._keys[tenant]
 
-    def client(self, tenant: str = "acme", **options: Any) -> httpx.Client:
-        """An HTTP client with a key of the tenant."""
+    def client(self, tenant: str | None = "acme", **options: Any) -> httpx.Client:
+        """An HTTP client with a key of the tenant; None: with an admin key."""
         return httpx.Client(
             base_url=self.url,
             headers={"authorization": f"Bearer {self.key(tenant, **options)}"},
