@@ -180,6 +180,7 @@ class Answer:
             event = await anext(self._stream)
         if piece := self._stops.push(self._text.flush()) + self._stops.flush():
             yield piece
+        assert event.reason != "cancelled", "only who left is told so"
         reason: FinishReason = "stop" if self._stops.found else event.reason
         yield Ending(reason, event.prompt_tokens, event.completion_tokens)
 
