@@ -224,7 +224,7 @@ class FakeStream:
         self._request = request
         self._account = account
         self._script = engine.script(request)
-        self._steps = iter(self._script.steps)
+        self._steps = 0
         self._produced = 0
         self._ended = False
         self._events = self._play()
@@ -256,12 +256,9 @@ class FakeStream:
     async def _play(self) -> AsyncIterator[Tokens | Finished]:
         request, script = self._request, self._script
         await asyncio.sleep(script.first_delay_s)
-        while self._room:
+        while self._goes_on:
             await asyncio.sleep(script.delay_s)
-            ids = self._step()
-            if ids is None:
-                break
-            yield Tokens(request.request_id, ids)
+            yield Tokens(request.request_id, self._step())
         if script.hang:
             await asyncio.Event().wait()
         self._ended = True
@@ -276,12 +273,13 @@ class FakeStream:
     def _room(self) -> int:
         return self._request.max_tokens - self._produced
 
-    def _step(self) -> list[int] | None:
-        """The tokens of the script's next step; None at its end."""
-        step = next(self._steps, None)
-        if step is None:
-            return None
-        ids = list(step)[: self._room]
+    @property
+    def _goes_on(self) -> bool:
+        return self._room > 0 and self._steps < len(self._script.steps)
+
+    def _step(self) -> list[int]:
+        ids = list(self._script.steps[self._steps])[: self._room]
+        self._steps += 1
         if ids and not self._produced:
             self._account.begin(len(self._request.prompt), 0)
         self._produced += len(ids)
@@ -290,7 +288,7 @@ class FakeStream:
         return ids
 
     def _acknowledge(self) -> None:
-        if self._produced:
+        if self._produced and self._goes_on:
             self._step()
         self._finish("cancelled")
 
