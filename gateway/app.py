@@ -32,6 +32,7 @@ from gateway.tenants.auth import Authenticator
 from gateway.tenants.keys import Principal, known_key
 from gateway.tenants.last_used import LastUsed
 from gateway.tenants.pepper import open_key_hash
+from gateway.tenants.usage.meter import Meter
 
 DESCRIPTION = (
     "Many tenants' LoRA adapters on one shared base model. The routes under /v1 are those of "
@@ -51,6 +52,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     )
     store = AdapterStore(store_folder(settings))
     tokenizers = TokenizerSource(engine)
+    meter = Meter(settings, database)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -62,6 +64,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             last_used = LastUsed(database)
             app.state.authenticator = Authenticator(database, open_key_hash(settings), last_used)
             await stack.enter_async_context(last_used.running())
+            await stack.enter_async_context(meter.running())  # closed after the engine's last word
             stack.push_async_callback(engine.close)
             await engine.start()
             if settings.engine.model:
@@ -82,6 +85,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             engine=engine,
             store=store,
             tokenizers=tokenizers,
+            meter=meter,
             drain=drain,
         )
         | {

@@ -51,6 +51,7 @@ SECTIONS = {
     "redis": "Redis",
     "adapters": "Adapters",
     "keys": "API keys",
+    "usage": "Usage and budgets",
     "engine": "The engine",
 }
 

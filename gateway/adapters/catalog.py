@@ -57,7 +57,13 @@ def _column(name_or_id: str) -> InstrumentedAttribute[str] | None:
 
 
 _VERSIONS = {
-    column: select(AdapterVersion.digest, AdapterVersion.base_digest, AdapterVersion.base_model)
+    column: select(
+        Adapter.name,
+        AdapterVersion.digest,
+        AdapterVersion.base_digest,
+        AdapterVersion.base_model,
+    )
+    .select_from(AdapterVersion)
     .join(Adapter)
     .where(Adapter.tenant_id == bindparam("tenant_id"), column == bindparam("name_or_id"))
     for column in (Adapter.id, Adapter.name)
@@ -74,7 +80,7 @@ async def version_of(
         return None
     named = {"tenant_id": tenant_id, "name_or_id": name_or_id}
     row = (await connection.execute(_VERSIONS[column], named)).one_or_none()
-    return None if row is None else Version(row.digest, row.base_digest, row.base_model)
+    return None if row is None else Version(row.name, row.digest, row.base_digest, row.base_model)
 
 
 async def list_of(session: AsyncSession, tenant_id: str) -> list[Adapter]:

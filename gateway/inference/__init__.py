@@ -12,6 +12,7 @@ from gateway.inference.tokenizers import TokenizerSource
 from gateway.injection import Injected
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
+from gateway.tenants.usage.meter import Meter
 
 
 def _walk(
@@ -21,8 +22,9 @@ def _walk(
     database: Injected[Database],
     store: Injected[AdapterStore],
     tokenizers: Injected[TokenizerSource],
+    meter: Injected[Meter],
 ) -> Walk:
-    return Walk(principal, settings, engine, database, store, tokenizers)
+    return Walk(principal, settings, engine, database, store, tokenizers, meter)
 
 
 handlers = [

@@ -33,6 +33,8 @@ from gateway.inference.tokenizers import TokenizerSource
 from gateway.inference.wire import FinishReason, Usage
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
+from gateway.tenants.usage.ledger import Record
+from gateway.tenants.usage.meter import Meter
 
 T = TypeVar("T")
 
@@ -91,11 +93,13 @@ class Walk:
         database: Database,
         store: AdapterStore,
         tokenizers: TokenizerSource,
+        meter: Meter,
     ) -> None:
         self._principal = principal
         self._first_token_s_max = settings.server.first_token_s_max
         self._engine, self._database, self._store = engine, database, store
         self._tokenizers = tokenizers
+        self._meter = meter
 
     @asynccontextmanager
     async def answer(self, ask: Ask) -> AsyncIterator["Answer"]:
@@ -104,7 +108,7 @@ class Walk:
         info = self._engine.info
         if info is None:
             raise EngineUnavailable("The engine is loading the base model.")
-        async with self._model(ask.model, info) as adapter:
+        async with self._model(ask.model, info) as (name, adapter):
             tokenizer = await self._tokenizers.get()
             _check_length(tokenizer, ask, info)
             prompt = await _tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
@@ -120,17 +124,30 @@ class Walk:
                 cache_namespace=self._principal.tenant_id,
                 first_token_s=self._first_token_s_max,
             )
+            tenant_id = self._principal.tenant_id
+            record = self._meter.ledger.open(
+                request_id=submit.request_id,
+                principal=self._principal,
+                model=name,
+                adapter_digest=None if adapter is None else adapter.digest,
+                rates=self._meter.prices.rates(tenant_id, name, info.name),
+            )
             try:
-                async with self._engine.submit(submit) as stream:
-                    yield Answer(submit, info, stream, tokenizer, ask.stop, self._first_token_s_max)
+                async with self._engine.submit(submit, record) as stream:
+                    yield Answer(
+                        submit, info, stream, record, tokenizer, ask.stop, self._first_token_s_max
+                    )
             except EngineFailure as failure:
                 _raise(failure, ask)
 
     @asynccontextmanager
-    async def _model(self, model: str, info: ModelInfo) -> AsyncIterator[AdapterRef | None]:
-        """The adapter that `model` means to this tenant, kept until the end; None for the base."""
+    async def _model(
+        self, model: str, info: ModelInfo
+    ) -> AsyncIterator[tuple[str, AdapterRef | None]]:
+        """The adapter that `model` means to this tenant, kept until the end, and its name, which
+        `model` may not be; no adapter for the base."""
         if model == info.name:
-            yield None
+            yield info.name, None
             return
         async with catalog.leased(
             self._database, self._store, self._engine, self._principal.tenant_id, model
@@ -143,7 +160,7 @@ class Walk:
                     f"but {info.name} is served now. Upload one that was trained for it.",
                     param="model",
                 )
-            yield self._store.ref(version.digest)
+            yield version.name, self._store.ref(version.digest)
 
 
 class Answer:
@@ -154,6 +171,7 @@ class Answer:
         submit: Submit,
         info: ModelInfo,
         stream: TokenStream,
+        record: Record,
         tokenizer: Tokenizer,
         stop: tuple[str, ...],
         first_token_s_max: float,
@@ -162,6 +180,7 @@ class Answer:
         self.fingerprint = f"fp_{info.digest[:12]}"
         self._prompt_tokens = len(submit.prompt)
         self._stream = stream
+        self._record = record
         self._text = TextStream(tokenizer)
         self._stops = StopStrings(stop)
         self._first_token_s_max = first_token_s_max
@@ -175,6 +194,7 @@ class Answer:
             if piece := self._stops.push(self._text.push(event.ids)):
                 yield piece
             if self._stops.found:
+                self._record.ends("stop")
                 yield Ending("stop", self._prompt_tokens, produced)
                 return
             event = await anext(self._stream)
