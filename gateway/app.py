@@ -44,7 +44,7 @@ DESCRIPTION = (
 def create_app(settings: Settings, engine: Engine) -> Litestar:
     """The ASGI app; nothing is opened until it starts.
 
-    `app.state` holds `engine` and `drain` for whoever runs the app. Raises SettingsError.
+    `app.state` holds `engine`, `meter` and `drain` for whoever runs the app. Raises SettingsError.
     """
     drain = Drain()
     database = Database(
@@ -98,7 +98,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         request_max_body_size=settings.server.body_bytes_max,
         logging_config=None,
     )
-    app.state.engine, app.state.drain = engine, drain
+    app.state.engine, app.state.meter, app.state.drain = engine, meter, drain
     # around the router, not in it: requests that match no route pass, too
     app.asgi_handler = Boundary(app.asgi_handler, drain)
     return app

@@ -1,6 +1,7 @@
 """A tenant and a ledger, for tests of what is written into it."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sqlalchemy import select
@@ -34,3 +35,9 @@ def opened(ledger: Ledger, principal: Principal, name: str = "r1") -> Record:
 async def rows_of(database: Database) -> Sequence[UsageEntry]:
     async with database.session() as session:
         return (await session.scalars(select(UsageEntry).order_by(UsageEntry.request_id))).all()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  (nothing tells of it)
+            await asyncio.sleep(0.005)
