@@ -32,6 +32,7 @@ from gateway.tenants.auth import Authenticator
 from gateway.tenants.keys import Principal, known_key
 from gateway.tenants.last_used import LastUsed
 from gateway.tenants.pepper import open_key_hash
+from gateway.tenants.usage import routes as usage
 from gateway.tenants.usage.meter import Meter
 
 DESCRIPTION = (
@@ -78,6 +79,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             openapi_document,
             *adapters.handlers,
             *inference.handlers,
+            *usage.handlers,
         ],
         dependencies=in_turn(
             settings=settings,

@@ -54,7 +54,7 @@ def tenants_group() -> None:
 def create_tenant(settings: Settings, slug: str, name: str, as_json: bool) -> None:
     """Create the tenant SLUG."""
     tenant = _in_session(settings, lambda s: directory.create_tenant(s, slug, name))
-    _print_one(_tenant_row(tenant), as_json)
+    print_one(_tenant_row(tenant), as_json)
 
 
 @tenants_group.command("list")
@@ -62,7 +62,7 @@ def create_tenant(settings: Settings, slug: str, name: str, as_json: bool) -> No
 @pass_settings
 def list_tenants(settings: Settings, as_json: bool) -> None:
     """List all tenants."""
-    _print_many(map(_tenant_row, _in_session(settings, directory.list_tenants)), as_json)
+    print_many(map(_tenant_row, _in_session(settings, directory.list_tenants)), as_json)
 
 
 @click.group("keys")
@@ -102,7 +102,7 @@ def create_key(
 
     issued = _in_session(settings, create)
     row = {"key": issued.text.reveal()} | _key_row(issued.row)
-    _print_one(row, as_json)
+    print_one(row, as_json)
     if not as_json:
         click.echo("Keep the key now: only a hash of it is stored.", err=True)
 
@@ -118,7 +118,7 @@ def list_keys(settings: Settings, tenant: str, as_json: bool) -> None:
         owner = await directory.tenant_by_slug(session, tenant)
         return await keys.list_keys(session, owner.id)
 
-    _print_many(map(_key_row, _in_session(settings, fetch)), as_json)
+    print_many(map(_key_row, _in_session(settings, fetch)), as_json)
 
 
 @keys_group.command("revoke")
@@ -133,7 +133,7 @@ def revoke_key(settings: Settings, tenant: str, key: str, as_json: bool) -> None
         owner = await directory.tenant_by_slug(session, tenant)
         return await keys.revoke_key(session, owner.id, key)
 
-    _print_one(_key_row(_in_session(settings, revoke)), as_json)
+    print_one(_key_row(_in_session(settings, revoke)), as_json)
 
 
 commands: list[click.Command] = [tenants_group, keys_group]
@@ -175,7 +175,7 @@ def _key_row(key: ApiKey) -> Row:
     }
 
 
-def _print_one(row: Row, as_json: bool) -> None:
+def print_one(row: Row, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(row, default=_text))
     else:
@@ -184,7 +184,7 @@ def _print_one(row: Row, as_json: bool) -> None:
             click.echo(f"{name:{width}}  {_text(value)}")
 
 
-def _print_many(rows: Iterable[Row], as_json: bool) -> None:
+def print_many(rows: Iterable[Row], as_json: bool) -> None:
     """A table, or JSON Lines' elder sister: one array."""
     rows = list(rows)
     if as_json:

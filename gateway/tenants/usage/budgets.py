@@ -1,5 +1,6 @@
 """Budgets: what a tenant, or one of its keys, may spend in a day or a month."""
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -15,13 +16,15 @@ from gateway.tenants.audit.trail import Actor
 from gateway.tenants.tables import ApiKey
 from gateway.tenants.usage.tables import Budget, BudgetAlert
 
+ID = re.compile(r"[0-9A-Za-z-]{1,36}")
+"""Of a budget or key: anything else is not even looked up."""
+
 Period = Literal["day", "month"]
 
 AMOUNT_NANOS_MAX = 10**18
 """A thousand million of the currency; sums of nanos fit 64 bits."""
 PERCENTS_MAX = 10
 PERCENT_MAX = 1000
-URL_CHARACTERS_MAX = 2000
 
 
 class Terms(Struct, frozen=True):
@@ -31,7 +34,7 @@ class Terms(Struct, frozen=True):
     hard: bool = True
     alert_percents: tuple[int, ...] = ()
     webhook_url: str = ""
-    """Already found fit by `webhooks.check_url`."""
+    """Already found fit by `webhooks.check_setting`."""
 
 
 def period_start(period: Period, moment: datetime) -> datetime:
@@ -91,9 +94,10 @@ async def delete_budget(
     session: AsyncSession, actor: Actor, tenant_id: str, budget_id: str
 ) -> Budget:
     """Raises NotFound."""
-    budget = await session.scalar(
-        select(Budget).where(Budget.tenant_id == tenant_id, Budget.id == budget_id)
-    )
+    budget = None
+    if ID.fullmatch(budget_id):
+        named = Budget.tenant_id == tenant_id, Budget.id == budget_id
+        budget = await session.scalar(select(Budget).where(*named))
     if budget is None:
         raise NotFound(f"This tenant has no budget {budget_id[:100]!r}.")
     await session.execute(delete(Budget).where(Budget.id == budget.id))
@@ -135,11 +139,10 @@ def _check(terms: Terms) -> None:
 async def _owner(session: AsyncSession, tenant_id: str, key: str | None) -> str:
     if key is None:
         return f"tenant:{tenant_id}"
-    key_id = await session.scalar(
-        select(ApiKey.id).where(
-            ApiKey.tenant_id == tenant_id, (ApiKey.id == key) | (ApiKey.public_id == key)
-        )
-    )
+    key_id = None
+    if ID.fullmatch(key):
+        named = (ApiKey.id == key) | (ApiKey.public_id == key)
+        key_id = await session.scalar(select(ApiKey.id).where(ApiKey.tenant_id == tenant_id, named))
     if key_id is None:
         raise NotFound("This tenant has no such key. See `loragate keys list`.")
     return f"key:{key_id}"

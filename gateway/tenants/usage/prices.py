@@ -76,7 +76,7 @@ async def set_price(
                 f"A price lies between 0 and {MICROS_MAX} millionths for a million tokens.",
                 param=name,
             )
-    if not 1 <= len(model) <= MODEL_CHARACTERS_MAX:
+    if not (1 <= len(model) <= MODEL_CHARACTERS_MAX and model.isprintable()):
         raise InvalidRequest(
             "A price is for the base model, an adapter's name, or `*` for all.", param="model"
         )

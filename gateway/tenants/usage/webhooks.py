@@ -12,13 +12,14 @@ from urllib.parse import SplitResult, urlsplit
 import httpx
 
 from gateway.errors import InvalidRequest
-from gateway.settings import Secret
+from gateway.settings import Secret, Settings
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """For a whole delivery, the name's look-up included."""
 CONNECTIONS_MAX = 32
+URL_CHARACTERS_MAX = 2000
 SIGNATURE_HEADER = "X-Loragate-Signature"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -31,10 +32,22 @@ def signature(secret: Secret, timestamp: int, body: bytes) -> str:
     return f"t={timestamp},v1={mac.hexdigest()}"
 
 
-async def check_url(url: str, *, local: bool) -> None:
-    """`local`: addresses of this machine are allowed, too. Raises InvalidRequest."""
+async def check_setting(url: str, settings: Settings) -> None:
+    """Whether a budget may have this webhook; it may have none. Raises InvalidRequest."""
+    if not url:
+        return
+    if not settings.usage.webhook_secret:
+        raise InvalidRequest(
+            "Webhooks are signed, and this server has no secret for that: set usage.webhook_secret "
+            "first.",
+            param="webhook_url",
+        )
+    if len(url) > URL_CHARACTERS_MAX:
+        raise InvalidRequest(
+            f"A webhook's URL has at most {URL_CHARACTERS_MAX} characters.", param="webhook_url"
+        )
     try:
-        await _reachable(_split(url), local)
+        await _reachable(_split(url), settings.usage.webhook_local)
     except WebhookRefused as refused:
         raise InvalidRequest(str(refused), param="webhook_url") from None
 
@@ -92,6 +105,8 @@ class Webhooks:
 
 def _split(url: str) -> SplitResult:
     try:
+        if not (url.isascii() and url.isprintable()) or " " in url:
+            raise ValueError
         parts = urlsplit(url)
         port_is_fine = parts.port != 0
     except ValueError:
