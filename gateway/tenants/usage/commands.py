@@ -31,7 +31,7 @@ MICROS = 10**6
 NANOS = 10**9
 
 
-class Money(click.ParamType):
+class Money(click.ParamType[int]):
     """An amount like 12.50, as a whole number of the smallest part that is kept."""
 
     name = "amount"
@@ -89,7 +89,7 @@ def usage_command(
             print_many(await _table(database, asked), False)
             return
         async for lines in export(database, asked, form):
-            click.get_binary_stream("stdout").write(lines)
+            click.echo(lines, nl=False)
 
     _with_database(settings, run)
 

@@ -14,7 +14,7 @@ from gateway.tenants.usage.report import Page, Question, UsageRow
 Format = Literal["csv", "jsonl"]
 
 MEDIA_TYPES: dict[Format, str] = {
-    "csv": "text/csv; charset=utf-8",
+    "csv": "text/csv",
     "jsonl": "application/jsonl",
 }
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

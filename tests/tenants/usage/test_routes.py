@@ -69,7 +69,12 @@ async def office(tmp_path: Path, migrated_url: str) -> AsyncIterator[Office]:
 
 
 async def use(office: Office, name: str, tenant: str = "acme", **more: Any) -> None:
-    given = {"key_id": "k1", "model": "base", "started_at": DAY, "prompt_tokens": 10}
+    given: dict[str, Any] = {
+        "key_id": "k1",
+        "model": "base",
+        "started_at": DAY,
+        "prompt_tokens": 10,
+    }
     given |= {"cached_tokens": 4, "completion_tokens": 5, "cost_nanos": 100} | more
     entry = Entry(request_id=name, tenant_id=office.tenants[tenant], **given)
     await entries.write(office.database, [entry])
