@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 BYTES_MAX = 2**30
 """Some three million entries: hours without a database."""
-READ_BYTES = 48 * 1024
-"""At once into the database: a hundred or two, so that requests do not wait for them."""
+READ_BYTES = 16 * 1024
+"""At once into the database: some fifty, a millisecond, so that requests do not wait for them."""
 SUFFIX = ".jsonl"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from gateway.app import create_app
 from gateway.db import Database, async_url
@@ -22,6 +23,7 @@ from tests.databases import Postgres, stopped
 from tests.fakes import FakeEngine
 from tests.live import error_of
 from tests.serving import bearer, client_of, issue_key, settings_for
+from tests.tenants.usage.keeping import make_principal
 
 DAY = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ADAPTER = "ad" * 32
@@ -334,3 +336,21 @@ async def test_the_routes_are_documented(office: Office) -> None:
         assert paths[path]["get"]["summary"]
     names = {parameter["name"] for parameter in paths["/v1/usage"]["get"]["parameters"]}
     assert names == {"start", "end", "group_by", "limit", "after", "format"}
+
+
+async def test_f31_a_slow_reader_of_an_export_keeps_no_connection(
+    migrated_postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "PAGE_MAX", 2)
+    database = Database(async_url(migrated_postgres_url, Path()), pool_size=1)
+    principal = await make_principal(database)
+    rows = [Entry(f"r{number}", principal.tenant_id, "k", "m", DAY) for number in range(5)]
+    await entries.write(database, rows)
+    asked = report.question("request", tenant_id=principal.tenant_id)
+    lines = []
+    async for found in export.export(database, asked, "jsonl"):
+        lines += found.splitlines()
+        async with database.session() as session:  # the only connection is free
+            await session.scalar(select(1))
+    assert len(lines) == 5
+    await database.close()
