@@ -18,7 +18,7 @@ from msgspec import Struct
 from sqlalchemy import CursorResult, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.db import Database, new_id, now
 from gateway.errors import DatabaseUnavailable
@@ -78,34 +78,42 @@ class Alerts:
         everyone, spenders = self._everyone, self._spenders
         self._everyone, self._spenders = False, set()
         try:
-            async with self._database.session() as session:
-                query = select(Budget)
-                if not everyone:
-                    query = query.where(Budget.tenant_id.in_(spenders))
-                for budget in (await session.scalars(query)).all():
-                    await self._check(session, budget)
+            for budget in await self._budgets(None if everyone else spenders):
+                await self._check(budget)
         except BaseException:
             self._everyone |= everyone
             self._spenders |= spenders
             raise
 
-    async def _check(self, session: AsyncSession, budget: Budget) -> None:
+    async def _budgets(self, tenants: set[str] | None) -> Sequence[Budget]:
+        query = select(Budget)
+        if tenants is not None:
+            query = query.where(Budget.tenant_id.in_(tenants))
+        async with self._database.session() as session:
+            return (await session.scalars(query)).all()
+
+    async def _check(self, budget: Budget) -> None:
         start = this_period(budget)
-        noted = await session.scalars(
-            select(BudgetAlert.percent).where(
-                BudgetAlert.budget_id == budget.id, BudgetAlert.period_start == start
+        async with self._database.session() as session:
+            noted = await session.scalars(
+                select(BudgetAlert.percent).where(
+                    BudgetAlert.budget_id == budget.id, BudgetAlert.period_start == start
+                )
             )
-        )
-        if not (left := set(budget.alert_percents) - set(noted)):
-            return
-        connection = await session.connection()
-        spent = await spent_since(connection, budget.owner, start)
+            if not (left := set(budget.alert_percents) - set(noted)):
+                return
+            spent = await spent_since(await session.connection(), budget.owner, start)
         for percent in sorted(left):
-            if spent * 100 >= percent * budget.amount_nanos and await _note(
-                connection, budget, start, percent, spent
-            ):
-                said = "%s has spent %d%% of its budget for the %s"
-                log.warning(said, budget.owner, percent, budget.period)
+            if spent * 100 >= percent * budget.amount_nanos:
+                await self._note(budget, start, percent, spent)
+
+    async def _note(self, budget: Budget, start: datetime, percent: int, spent: int) -> None:
+        """In a transaction that begins with writing: SQLite may refuse it to one that has read."""
+        async with self._database.session() as session:
+            is_first = await _insert(await session.connection(), budget, start, percent, spent)
+        if is_first:
+            said = "%s has spent %d%% of its budget for the %s"
+            log.warning(said, budget.owner, percent, budget.period)
 
     async def deliver(self) -> None:
         """Send what is due, once. Raises DatabaseUnavailable."""
@@ -179,7 +187,7 @@ class Alerts:
             await asyncio.sleep(max(CHECK_EVERY_S, took_s / CHECK_SHARE_MAX))
 
 
-async def _note(
+async def _insert(
     connection: AsyncConnection, budget: Budget, start: datetime, percent: int, spent: int
 ) -> bool:
     """False if it was noted before, by whichever gateway."""

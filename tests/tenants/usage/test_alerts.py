@@ -117,8 +117,7 @@ async def test_each_threshold_is_alerted_of_once_however_many_gateways_look(
         for _ in range(2):
             for one in replicas:
                 one.written(written)
-            for one in replicas:
-                await one.check()
+            await asyncio.gather(*(one.check() for one in replicas))
             await asyncio.gather(*(one.deliver() for one in replicas))
         spent = {body["percent"]: body["spent_nanos"] for body in bodies(receiver)}
         assert spent == [{}, {50: 500}, {50: 500, 80: 800}, {50: 500, 80: 800, 100: 1300}][number]

@@ -89,10 +89,12 @@ def test_a_disk_that_takes_half_has_taken_nothing(
             raise OSError("No space left on device")
         return write(descriptor, data[: len(data) // 2], place)
 
+    size = journal.path.stat().st_size
     with monkeypatch.context() as broken:
         broken.setattr(os, "pwrite", half)
         with pytest.raises(OSError, match="No space"):
             journal.append([entry(number) for number in range(2, 20)])
+    assert journal.path.stat().st_size == size
     journal.append([entry(20)])
     assert drained(journal) == [entry(1), entry(20)]
     journal.close()
