@@ -2,6 +2,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -271,3 +272,15 @@ async def test_alerts_go_out_by_themselves(
         async with asyncio.timeout(10):
             while not receiver.got:  # noqa: ASYNC110  (nothing tells of it)
                 await asyncio.sleep(0.02)
+
+
+async def test_an_address_of_this_machine_is_refused_whichever_network_it_is_in() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but chooses where from
+        except OSError:
+            pytest.skip("this machine is in no network")
+        address = probe.getsockname()[0]
+    webhooks = Webhooks(SECRET, local=False)
+    assert "this machine" in await webhooks.send(f"http://{address}:9/", b"{}", 1)
+    await webhooks.close()
