@@ -37,6 +37,10 @@ TEXT = (
 """What every answer says, again and again; some of its characters are several tokens."""
 
 
+Running = dict[str, tuple[Submit, list[int]]]
+"""By request id: what was asked, and the tokens that are left to say."""
+
+
 def main() -> None:
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSettings)
     ids = Tokenizer.load(Path(settings.model)).encode(TEXT)
@@ -46,7 +50,7 @@ def main() -> None:
 
 
 def _serve(border: WorkerEnd, ids: list[int]) -> None:
-    running: dict[str, tuple[Submit, list[int]]] = {}
+    running: Running = {}
     due = time.perf_counter()
     while True:
         # the socket's clock counts milliseconds
@@ -56,7 +60,7 @@ def _serve(border: WorkerEnd, ids: list[int]) -> None:
                 case Submit(request_id=name, max_tokens=count):
                     running[name] = command, list(islice(cycle(ids), count))
                 case Cancel(name):
-                    running.pop(name, None)
+                    border.send(Events(_cancelled(running, name)))
                 case GetStats(query_id):
                     border.send(Events([Stats(query_id, *[0] * (len(STATS) - 1))]))
                 case Shutdown():
@@ -66,7 +70,16 @@ def _serve(border: WorkerEnd, ids: list[int]) -> None:
             border.send(Events(_step(running)))
 
 
-def _step(running: dict[str, tuple[Submit, list[int]]]) -> list[Event]:
+def _cancelled(running: Running, name: str) -> list[Event]:
+    if name not in running:
+        return []
+    request, left = running.pop(name)
+    produced = request.max_tokens - len(left)
+    prompt = len(request.prompt) if produced else 0
+    return [Finished(name, "cancelled", prompt, produced)]
+
+
+def _step(running: Running) -> list[Event]:
     events: list[Event] = []
     for name, (request, left) in list(running.items()):
         events.append(Tokens(name, [left.pop(0)]))

@@ -44,6 +44,8 @@ from gateway.tenants.limits.shared import SharedCounters
 from gateway.tenants.limits.spent import SpentInLedger
 from gateway.tenants.networks import Sources
 from gateway.tenants.pepper import open_key_hash
+from gateway.tenants.usage import routes as usage
+from gateway.tenants.usage.meter import Meter
 
 DESCRIPTION = (
     "Many tenants' LoRA adapters on one shared base model. The routes under /v1 are those of "
@@ -55,7 +57,7 @@ DESCRIPTION = (
 def create_app(settings: Settings, engine: Engine) -> Litestar:
     """The ASGI app; nothing is opened until it starts.
 
-    `app.state` holds `engine` and `drain` for whoever runs the app. Raises SettingsError.
+    `app.state` holds `engine`, `meter` and `drain` for whoever runs the app. Raises SettingsError.
     """
     drain = Drain()
     database = Database(
@@ -68,6 +70,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     sources = Sources(settings)
     counters = DegradingCounters(SharedCounters(redis), settings.limits) if redis else None
     limiter = CountingLimiter(counters or LocalCounters(), SpentInLedger(database))
+    meter = Meter(settings, database)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncIterator[None]:
@@ -93,6 +96,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             if counters:
                 await stack.enter_async_context(counters.watching())
             await stack.enter_async_context(limiter.running())
+            await stack.enter_async_context(meter.running())  # closed after the engine's last word
             stack.push_async_callback(engine.close)
             await engine.start()
             if settings.engine.model:
@@ -107,6 +111,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             *adapters.handlers,
             *inference.handlers,
             *tenants.handlers,
+            *usage.handlers,
         ],
         dependencies=in_turn(
             settings=settings,
@@ -115,6 +120,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             store=store,
             tokenizers=tokenizers,
             limiter=limiter,
+            meter=meter,
             drain=drain,
         )
         | {
@@ -128,7 +134,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         request_max_body_size=settings.server.body_bytes_max,
         logging_config=None,
     )
-    app.state.engine, app.state.drain = engine, drain
+    app.state.engine, app.state.meter, app.state.drain = engine, meter, drain
     # around the router, not in it: requests that match no route pass, too
     app.asgi_handler = Boundary(app.asgi_handler, drain)
     return app

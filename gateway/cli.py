@@ -15,6 +15,7 @@ from gateway.telemetry import redact
 
 ELSEWHERE = (
     "gateway.tenants.commands",
+    "gateway.tenants.usage.commands",
     "gateway.adapters.commands",
     "gateway.bench.commands",
     "gateway.demo.commands",

@@ -114,6 +114,13 @@ class Keys(Struct, frozen=True, forbid_unknown_fields=True):
     generate` made. Empty: none."""
 
 
+class Usage(Struct, frozen=True, forbid_unknown_fields=True):
+    webhook_secret: Secret = field(default_factory=lambda: Secret(""))
+    """Secret under which messages to webhooks are signed; empty: budgets can have no webhook."""
+    webhook_local: bool = False
+    """Whether webhooks may lie on this machine, or in networks that only it can reach."""
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     data_dir: Path = Path(".loragate")
     """Everything the embedded default stores: database, adapters, pepper."""
@@ -123,6 +130,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = field(default_factory=Limits)
     adapters: Adapters = field(default_factory=Adapters)
     keys: Keys = field(default_factory=Keys)
+    usage: Usage = field(default_factory=Usage)
     engine: EngineSettings = field(default_factory=EngineSettings)
 
 

@@ -52,6 +52,7 @@ SECTIONS = {
     "limits": "Limits",
     "adapters": "Adapters",
     "keys": "API keys",
+    "usage": "Usage and budgets",
     "engine": "The engine",
 }
 

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from gateway.engine.client import EngineFailure
+from gateway.engine.client import Account, EndReason, EngineFailure, NoAccount
 from gateway.engine.messages import (
     EMBEDDINGS,
     FailureCode,
@@ -145,6 +145,8 @@ class FakeEngine:
     cancels: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
+    produced: dict[str, int] = field(default_factory=dict)
+    """Tokens made for each request, whether anybody got them or not."""
     started: bool = False
     closed: bool = False
 
@@ -157,6 +159,7 @@ class FakeEngine:
         self.submits.clear()
         self.cancels.clear()
         self.unloads.clear()
+        self.produced.clear()
         self.ready = True
 
     async def start(self) -> None:
@@ -178,8 +181,8 @@ class FakeEngine:
     def info(self) -> ModelInfo | None:
         return self.model if self.ready else None
 
-    def submit(self, request: Submit) -> "FakeStream":
-        return FakeStream(self, request)
+    def submit(self, request: Submit, account: Account | None = None) -> "FakeStream":
+        return FakeStream(self, request, account or NoAccount())
 
     async def stats(self) -> Stats:
         if not self.ready:
@@ -213,11 +216,16 @@ class FakeEngine:
 
 
 class FakeStream:
-    """Plays the script of one request."""
+    """Plays the script of one request. One that is left early makes the step that had begun, which
+    nobody reads, before it acknowledges that."""
 
-    def __init__(self, engine: FakeEngine, request: Submit) -> None:
+    def __init__(self, engine: FakeEngine, request: Submit, account: Account) -> None:
         self._engine = engine
         self._request = request
+        self._account = account
+        self._script = engine.script(request)
+        self._steps = 0
+        self._produced = 0
         self._ended = False
         self._events = self._play()
 
@@ -237,6 +245,7 @@ class FakeStream:
         self._engine.running.discard(self._request.request_id)
         if not self._ended:
             self._engine.cancels.append(self._request.request_id)
+            asyncio.get_running_loop().call_soon(self._acknowledge)
 
     def __aiter__(self) -> Self:
         return self
@@ -245,22 +254,44 @@ class FakeStream:
         return await anext(self._events)
 
     async def _play(self) -> AsyncIterator[Tokens | Finished]:
-        request, script = self._request, self._engine.script(self._request)
+        request, script = self._request, self._script
         await asyncio.sleep(script.first_delay_s)
-        produced = 0
-        for step in script.steps:
+        while self._goes_on:
             await asyncio.sleep(script.delay_s)
-            ids = list(step)[: request.max_tokens - produced]
-            produced += len(ids)
-            yield Tokens(request.request_id, ids)
-            if produced >= request.max_tokens:
-                break
+            yield Tokens(request.request_id, self._step())
         if script.hang:
             await asyncio.Event().wait()
         self._ended = True
-        if script.raises is not None:
-            raise script.raises
-        if script.failure is not None:
-            raise EngineFailure(*script.failure)
-        reason = "length" if produced >= request.max_tokens else script.reason
-        yield Finished(request.request_id, reason, len(request.prompt), produced)
+        if script.raises is not None or script.failure is not None:
+            self._finish("failed")
+            raise script.raises or EngineFailure(*(script.failure or ("internal", "")))
+        reason = script.reason if self._room else "length"
+        self._finish(reason)
+        yield Finished(request.request_id, reason, len(request.prompt), self._produced)
+
+    @property
+    def _room(self) -> int:
+        return self._request.max_tokens - self._produced
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._room > 0 and self._steps < len(self._script.steps)
+
+    def _step(self) -> list[int]:
+        ids = list(self._script.steps[self._steps])[: self._room]
+        self._steps += 1
+        if ids and not self._produced:
+            self._account.begin(len(self._request.prompt), 0)
+        self._produced += len(ids)
+        self._engine.produced[self._request.request_id] = self._produced
+        self._account.produced(len(ids))
+        return ids
+
+    def _acknowledge(self) -> None:
+        if self._produced and self._goes_on:
+            self._step()
+        self._finish("cancelled")
+
+    def _finish(self, reason: EndReason) -> None:
+        prompt = len(self._request.prompt) if self._produced or reason in ("stop", "length") else 0
+        self._account.finish(reason, prompt, self._produced, 0)

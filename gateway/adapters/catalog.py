@@ -59,8 +59,12 @@ def _column(name_or_id: str) -> InstrumentedAttribute[str] | None:
 
 _VERSIONS = {
     column: select(
-        AdapterVersion.digest, AdapterVersion.base_digest, AdapterVersion.base_model, Adapter.name
+        Adapter.name,
+        AdapterVersion.digest,
+        AdapterVersion.base_digest,
+        AdapterVersion.base_model,
     )
+    .select_from(AdapterVersion)
     .join(Adapter)
     .where(Adapter.tenant_id == bindparam("tenant_id"), column == bindparam("name_or_id"))
     for column in (Adapter.id, Adapter.name)
@@ -77,7 +81,7 @@ async def version_of(
         return None
     named = {"tenant_id": tenant_id, "name_or_id": name_or_id}
     row = (await connection.execute(_VERSIONS[column], named)).one_or_none()
-    return None if row is None else Version(*row)
+    return None if row is None else Version(row.name, row.digest, row.base_digest, row.base_model)
 
 
 async def list_of(session: AsyncSession, tenant_id: str) -> list[Adapter]:

@@ -15,6 +15,8 @@ NAMES_MAX = 10_000
 class Version(Struct, frozen=True):
     """An adapter version as a request needs to know it."""
 
+    name: str
+    """Of the adapter."""
     digest: str
     base_digest: str
     base_model: str

@@ -1,10 +1,11 @@
 """How the HTTP side reaches an engine, whichever way it runs."""
 
 import asyncio
+import logging
 import uuid
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
 from gateway.engine.messages import (
     Cancel,
@@ -23,6 +24,12 @@ from gateway.engine.messages import (
     Unload,
 )
 
+log = logging.getLogger(__name__)
+
+ACKNOWLEDGE_S_MAX = 150.0
+"""How long the end of a stream that was left is waited for. A worker that says nothing at all for
+`process.SILENCE_S_MAX` counts as lost before that."""
+
 
 class EngineFailure(Exception):
     """The engine gave up on a request. `code` is one of `messages.FailureCode`."""
@@ -34,8 +41,46 @@ class EngineFailure(Exception):
         self.retry_after_s = retry_after_s
 
 
+EndReason = Literal["stop", "length", "cancelled", "failed"]
+
+
+class Account(Protocol):
+    """Is told what the engine computes for one request as soon as the engine says it: whether
+    anybody has read it yet, or the stream was left."""
+
+    def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """The prompt has been computed, and the first token comes. Not called for an answer that
+        has none."""
+        ...
+
+    def produced(self, tokens: int) -> None: ...
+
+    def finish(
+        self, reason: EndReason, prompt_tokens: int, completion_tokens: int, cached_tokens: int
+    ) -> None:
+        """Called once, with all that was computed: by the engine's own count, or, where it failed
+        or is lost, what it had told until then."""
+        ...
+
+
+class NoAccount:
+    """For requests of the gateway's own."""
+
+    def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
+        pass
+
+    def produced(self, tokens: int) -> None:
+        pass
+
+    def finish(
+        self, reason: EndReason, prompt_tokens: int, completion_tokens: int, cached_tokens: int
+    ) -> None:
+        pass
+
+
 class TokenStream(Protocol):
-    """The events of one request, up to and including `Finished`. Leaving it early cancels it.
+    """The events of one request, up to and including `Finished`. Leaving it early cancels it; its
+    account is told the rest.
 
     Iterating raises EngineFailure.
     """
@@ -66,7 +111,9 @@ class Engine(Protocol):
         """The loaded model; None while the engine is not there."""
         ...
 
-    def submit(self, request: Submit) -> TokenStream: ...
+    def submit(self, request: Submit, account: Account | None = None) -> TokenStream:
+        """If entering the stream fails, the account is told nothing."""
+        ...
 
     async def stats(self) -> Stats:
         """Raises EngineFailure("engine_lost") while there is no worker."""
@@ -83,17 +130,42 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.info: ModelInfo | None = None
-        self._streams: dict[str, asyncio.Queue[Tokens | Finished | Failed]] = {}
+        self._streams: dict[str, _InFlight] = {}
         self._queries: dict[str, asyncio.Future[Stats]] = {}
         self._settled = asyncio.Event()
         self.start_error: str | None = None
 
-    def open(self, request_id: str) -> asyncio.Queue[Tokens | Finished | Failed]:
-        assert request_id not in self._streams, f"request id {request_id} is in flight already"
-        return self._streams.setdefault(request_id, asyncio.Queue())
+    @property
+    def in_flight(self) -> int:
+        """Requests that the engine computes, or whose end nobody has read yet."""
+        return len(self._streams)
+
+    def open(self, request: Submit, account: Account) -> asyncio.Queue[Tokens | Finished | Failed]:
+        """Where its events arrive."""
+        name = request.request_id
+        assert name not in self._streams, f"request id {name} is in flight already"
+        opened = self._streams[name] = _InFlight(len(request.prompt), account)
+        return opened.events
 
     def close(self, request_id: str) -> None:
+        """Nothing of it is expected any more."""
         self._streams.pop(request_id, None)
+
+    def leave(self, request_id: str) -> bool:
+        """Nobody reads its events any more. True if the engine has not ended it: then it must be
+        told, and the account gets the rest when it comes."""
+        left = self._streams[request_id]
+        if left.ended:
+            del self._streams[request_id]
+            return False
+        left.patience = asyncio.get_running_loop().call_later(
+            ACKNOWLEDGE_S_MAX, self._give_up, request_id
+        )
+        return True
+
+    def _give_up(self, request_id: str) -> None:
+        log.warning("the engine has not told the end of %s, which was cancelled", request_id)
+        self._streams.pop(request_id).lost("cancelled")
 
     def ask(self) -> tuple[GetStats, asyncio.Future[Stats]]:
         query = GetStats(uuid.uuid4().hex)
@@ -116,16 +188,21 @@ class Mailbox:
                         future.set_result(event)
                 case _:
                     stream = self._streams.get(event.request_id)
-                    if stream is not None:  # else it was cancelled while the event travelled
-                        stream.put_nowait(event)
+                    if stream is not None:  # else nobody waits for its end any more
+                        stream.put(event)
+                        if stream.ended and stream.left:
+                            del self._streams[event.request_id]
 
     def lose(self, detail: str) -> None:
         """The worker is gone, and with it everything in flight."""
         self.info = None
         if self.start_error is None:
             self._settled.clear()
-        for request_id, stream in self._streams.items():
-            stream.put_nowait(Failed(request_id, "engine_lost", detail))
+        for request_id, stream in list(self._streams.items()):
+            if not stream.ended:
+                stream.put(Failed(request_id, "engine_lost", detail))
+            if stream.left:
+                del self._streams[request_id]
         for future in self._queries.values():
             if not future.done():
                 future.set_exception(EngineFailure("engine_lost", detail))
@@ -136,6 +213,55 @@ class Mailbox:
                 raise EngineFailure("engine_lost", self.start_error)
             await self._settled.wait()
         return self.info
+
+
+class _InFlight:
+    """One request: what the engine has told of it, and who reads that."""
+
+    __slots__ = ("_cached", "_completion", "_prompt", "account", "ended", "events", "patience")
+
+    def __init__(self, prompt_tokens: int, account: Account) -> None:
+        self.account = account
+        self.events: asyncio.Queue[Tokens | Finished | Failed] = asyncio.Queue()
+        self.ended = False
+        self.patience: asyncio.TimerHandle | None = None
+        """Runs once the stream was left."""
+        self._prompt = prompt_tokens
+        self._cached = 0
+        self._completion = 0
+
+    @property
+    def left(self) -> bool:
+        return self.patience is not None
+
+    def put(self, event: Tokens | Finished | Failed) -> None:
+        assert not self.ended, "a request ends once"
+        if isinstance(event, Tokens):
+            if not self._completion:
+                self._cached = event.cached_tokens
+                self.account.begin(self._prompt, self._cached)
+            self._completion += len(event.ids)
+            self.account.produced(len(event.ids))
+        elif isinstance(event, Finished):
+            self._end()
+            self.account.finish(
+                event.reason, event.prompt_tokens, event.completion_tokens, event.cached_tokens
+            )
+        else:
+            self.lost("failed")
+        if not self.left:
+            self.events.put_nowait(event)
+
+    def lost(self, reason: EndReason) -> None:
+        """The engine's own count will not come."""
+        self._end()
+        prompt = self._prompt if self._completion else 0
+        self.account.finish(reason, prompt, self._completion, self._cached)
+
+    def _end(self) -> None:
+        self.ended = True
+        if self.patience is not None:
+            self.patience.cancel()
 
 
 class EngineClient:
@@ -151,8 +277,8 @@ class EngineClient:
     async def wait_ready(self) -> ModelInfo:
         return await self._mailbox.wait_ready()
 
-    def submit(self, request: Submit) -> TokenStream:
-        return _Stream(self, self._mailbox, request)
+    def submit(self, request: Submit, account: Account | None = None) -> TokenStream:
+        return _Stream(self, self._mailbox, request, account or NoAccount())
 
     async def stats(self) -> Stats:
         self.require()
@@ -178,15 +304,18 @@ class EngineClient:
 
 
 class _Stream:
-    def __init__(self, engine: EngineClient, mailbox: Mailbox, request: Submit) -> None:
+    def __init__(
+        self, engine: EngineClient, mailbox: Mailbox, request: Submit, account: Account
+    ) -> None:
         self._engine = engine
         self._mailbox = mailbox
         self._request = request
+        self._account = account
         self._ended = False
 
     async def __aenter__(self) -> Self:
         self._engine.require()
-        self._queue = self._mailbox.open(self._request.request_id)
+        self._queue = self._mailbox.open(self._request, self._account)
         try:
             await self._engine.send(self._request)
         except BaseException:
@@ -200,8 +329,7 @@ class _Stream:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._mailbox.close(self._request.request_id)
-        if not self._ended and self._engine.info is not None:
+        if self._mailbox.leave(self._request.request_id) and self._engine.info is not None:
             with suppress(EngineFailure):  # a worker that is gone computes nothing
                 await self._engine.send(Cancel(self._request.request_id))
 

@@ -38,6 +38,8 @@ class LocalEngine(EngineClient):
         if self._thread.is_alive():
             self._inbox.put(Shutdown())
             await asyncio.to_thread(self._thread.join)
+            await asyncio.sleep(0)  # what it said last is delivered before
+            self._mailbox.lose("the engine was closed")
 
     def _run(self) -> None:
         try:

@@ -49,7 +49,7 @@ def _obey(engine: Engine, command: Command) -> list[Event]:
                 log.exception("request %s refused", command.request_id)
                 return [Failed(command.request_id, "internal", "the engine refused the request")]
         case Cancel():
-            engine.scheduler.cancel(command.request_id)
+            return engine.scheduler.cancel(command.request_id)
         case Unload():
             engine.unload(command.digest)
         case Pin():

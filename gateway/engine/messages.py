@@ -125,7 +125,8 @@ class Submit(Struct, frozen=True, tag="submit"):
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
-    """Forget a request; its pages are free after the running iteration. Unknown ids are ignored."""
+    """Forget a request; its pages are free after the running iteration, and `Finished` tells what
+    was computed. Unknown ids are ignored: those have ended, and were told so."""
 
     request_id: str
 
@@ -214,17 +215,20 @@ class StartFailed(Struct, frozen=True, tag="start_failed"):
     detail: str
 
 
-class Tokens(Struct, frozen=True, tag="tokens"):
+class Tokens(Struct, frozen=True, tag="tokens", omit_defaults=True):
     """New tokens of one request, in order."""
 
     request_id: str
     ids: list[int]
+    cached_tokens: int = 0
+    """With the first of them, the same as in `Finished`."""
 
 
 class Finished(Struct, frozen=True, tag="finished"):
     request_id: str
-    reason: Literal["stop", "length"]
+    reason: Literal["stop", "length", "cancelled"]
     prompt_tokens: int
+    """Of a request that was cancelled: as many as had been computed."""
     completion_tokens: int
     cached_tokens: int = 0
     """Of the prompt: those whose KV was in the cache."""

@@ -13,6 +13,7 @@ from gateway.injection import Injected
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits.limiter import Limiter
+from gateway.tenants.usage.meter import Meter
 
 
 def _walk(
@@ -23,8 +24,9 @@ def _walk(
     store: Injected[AdapterStore],
     tokenizers: Injected[TokenizerSource],
     limiter: Injected[Limiter],
+    meter: Injected[Meter],
 ) -> Walk:
-    return Walk(principal, settings, engine, database, store, tokenizers, limiter)
+    return Walk(principal, settings, engine, database, store, tokenizers, limiter, meter)
 
 
 handlers = [

@@ -35,8 +35,9 @@ from gateway.settings import Settings
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits.admission import Admission, admitted
 from gateway.tenants.limits.bounds import request_tokens_max
-from gateway.tenants.limits.costs import FREE
 from gateway.tenants.limits.limiter import Demand, Limiter
+from gateway.tenants.usage.ledger import Record
+from gateway.tenants.usage.meter import Meter
 
 T = TypeVar("T")
 
@@ -96,6 +97,7 @@ class Walk:
         store: AdapterStore,
         tokenizers: TokenizerSource,
         limiter: Limiter,
+        meter: Meter,
     ) -> None:
         self.headers: dict[str, str] = {}
         """What the response should have, complete before the answer's first piece."""
@@ -104,6 +106,7 @@ class Walk:
         self._engine, self._database, self._store = engine, database, store
         self._tokenizers = tokenizers
         self._limiter = limiter
+        self._meter = meter
 
     @asynccontextmanager
     async def answer(self, ask: Ask) -> AsyncIterator["Answer"]:
@@ -112,7 +115,7 @@ class Walk:
         info = self._engine.info
         if info is None:
             raise EngineUnavailable("The engine is loading the base model.")
-        async with self._model(ask.model, info) as adapter:
+        async with self._model(ask.model, info) as (name, adapter):
             tokenizer = await self._tokenizers.get()
             _check_length(tokenizer, ask, info)
             prompt = await _tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
@@ -129,17 +132,26 @@ class Walk:
                 cache_namespace=self._principal.tenant_id,
                 first_token_s=self._first_token_s_max,
             )
+            rates = self._meter.prices.rates(self._principal.tenant_id, name, info.name)
             demand = Demand(
-                submit.request_id, self._principal, len(prompt), submit.max_tokens, FREE
+                submit.request_id, self._principal, len(prompt), submit.max_tokens, rates
             )
             async with admitted(self._limiter, demand) as admission:
                 self.headers.update(admission.headers)
+                record = self._meter.ledger.open(
+                    request_id=submit.request_id,
+                    principal=self._principal,
+                    model=name,
+                    adapter_digest=None if adapter is None else adapter.digest,
+                    rates=rates,
+                )
                 try:
-                    async with self._engine.submit(submit) as stream:
+                    async with self._engine.submit(submit, record) as stream:
                         yield Answer(
                             submit,
                             info,
                             stream,
+                            record,
                             tokenizer,
                             admission,
                             ask.stop,
@@ -149,12 +161,15 @@ class Walk:
                     _raise(failure, ask)
 
     @asynccontextmanager
-    async def _model(self, model: str, info: ModelInfo) -> AsyncIterator[AdapterRef | None]:
-        """The adapter that `model` means to this tenant, kept until the end; None for the base."""
+    async def _model(
+        self, model: str, info: ModelInfo
+    ) -> AsyncIterator[tuple[str, AdapterRef | None]]:
+        """The adapter that `model` means to this tenant, kept until the end, and its name, which
+        `model` may not be; no adapter for the base."""
         if model == info.name:
             if not self._principal.may_use(model):
                 raise ModelNotFound(model)
-            yield None
+            yield info.name, None
             return
         async with catalog.leased(
             self._database, self._store, self._engine, self._principal.tenant_id, model
@@ -167,7 +182,7 @@ class Walk:
                     f"but {info.name} is served now. Upload one that was trained for it.",
                     param="model",
                 )
-            yield self._store.ref(version.digest)
+            yield version.name, self._store.ref(version.digest)
 
 
 class Answer:
@@ -178,6 +193,7 @@ class Answer:
         submit: Submit,
         info: ModelInfo,
         stream: TokenStream,
+        record: Record,
         tokenizer: Tokenizer,
         admission: Admission,
         stop: tuple[str, ...],
@@ -187,6 +203,7 @@ class Answer:
         self.fingerprint = f"fp_{info.digest[:12]}"
         self._prompt_tokens = len(submit.prompt)
         self._stream = stream
+        self._record = record
         self._text = TextStream(tokenizer)
         self._admission = admission
         self._stops = StopStrings(stop)
@@ -201,15 +218,18 @@ class Answer:
             if piece := self._stops.push(self._text.push(ids)):
                 yield piece
             if self._stops.found:
+                self._record.ends("stop")
                 yield Ending("stop", self._prompt_tokens, admission.produced)
                 return
             if len(ids) < len(event.ids):  # as if max_tokens had been what was granted
+                self._record.ends("length")
                 event = Finished(self.id, "length", self._prompt_tokens, admission.produced)
             else:
                 event = await anext(self._stream)
         admission.cached_tokens = event.cached_tokens
         if piece := self._stops.push(self._text.flush()) + self._stops.flush():
             yield piece
+        assert event.reason != "cancelled", "only who left is told so"
         reason: FinishReason = "stop" if self._stops.found else event.reason
         yield Ending(reason, event.prompt_tokens, event.completion_tokens)
 

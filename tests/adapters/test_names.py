@@ -1,6 +1,6 @@
 from gateway.adapters.names import BELIEVED_S, NAMES_MAX, Names, Version
 
-ONE = Version("1" * 64, "0" * 64, "base", "one")
+ONE = Version("one", "1" * 64, "0" * 64, "base")
 
 
 class Clock:

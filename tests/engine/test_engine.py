@@ -157,8 +157,51 @@ def test_cancel_frees_the_pages_at_once(world: World, driver: Driver):
     assert driver.engine.stats("").pages_kv > 0
     driver.engine.scheduler.cancel("a")
     assert driver.engine.stats("").pages_kv == 0
-    driver.engine.scheduler.cancel("a")  # again, and an unknown one: nothing happens
-    driver.engine.scheduler.cancel("b")
+    assert driver.engine.scheduler.cancel("a") == []  # again, and an unknown one: nothing happens
+    assert driver.engine.scheduler.cancel("b") == []
+
+
+def test_f10_a_cancelled_request_is_computed_no_further_and_tells_how_far_it_got(driver: Driver):
+    driver.submit(Submit("a", prompt(1, 20), 50, GREEDY, cache_namespace="tenant"))
+    driver.step()
+    assert driver.engine.scheduler.cancel("a") == [Finished("a", "cancelled", 16, 0, 0)]
+    driver.submit(Submit("b", prompt(1, 20), 50, GREEDY, cache_namespace="tenant"))
+    for _ in range(3):
+        driver.step()
+    assert driver.cached["b"] == 16
+    iterations = driver.engine.stats("").iterations
+    end = Finished("b", "cancelled", 20, len(driver.tokens["b"]), 16)
+    assert driver.engine.scheduler.cancel("b") == [end]
+    assert end.completion_tokens == 3
+    driver.engine.step()
+    assert driver.engine.stats("").iterations == iterations
+    assert not driver.engine.busy
+
+
+def test_a_request_that_is_cancelled_while_it_waits_has_cost_nothing(world: World):
+    driver = Driver(world.engine(running_max=1))
+    driver.submit(Submit("a", prompt(1, 4), 50, GREEDY))
+    driver.submit(Submit("b", prompt(1, 4), 50, GREEDY))
+    driver.step()
+    assert driver.engine.scheduler.cancel("b") == [Finished("b", "cancelled", 0, 0, 0)]
+    driver.finish()
+    driver.engine.close()
+
+
+def test_a_request_that_is_cancelled_after_a_preemption_tells_all_it_had_got(world: World):
+    driver = Driver(world.engine(pages=20))
+    for index in range(20):  # after these, the engine expects short answers
+        driver.submit(Submit(f"short-{index}", prompt(index, 6), 1, GREEDY))
+    driver.finish()
+    for index in range(8):
+        driver.submit(Submit(str(index), prompt(index, 6), 30, GREEDY))
+    while not (sent_back := [s for s in driver.engine.scheduler.waiting if s.generated]):
+        driver.step()
+    name = sent_back[0].id
+    told = driver.engine.scheduler.cancel(name)
+    assert told == [Finished(name, "cancelled", 6, len(driver.tokens[name]), 0)]
+    driver.finish()
+    driver.engine.close()
 
 
 def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(world: World, driver: Driver):

@@ -130,6 +130,7 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.tokens: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
         self.ends: dict[str, Finished | Failed] = {}
 
     def submit(self, request: Submit) -> None:
@@ -159,6 +160,7 @@ class Driver:
     def take(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Tokens):
+                self.cached.setdefault(event.request_id, event.cached_tokens)
                 self.tokens[event.request_id] += event.ids
             elif isinstance(event, Finished | Failed):
                 assert event.request_id not in self.ends, "a request ended twice"

@@ -44,12 +44,19 @@ class Scheduler:
         """Queue a request, or say why it can never run, or not in time."""
         return self._admission.submit(request)
 
-    def cancel(self, request_id: str) -> None:
-        """Give back at once all that the request holds."""
+    def cancel(self, request_id: str) -> list[Event]:
+        """Give back at once all that the request holds, and tell what it had got."""
         if request_id in self.waiting:
-            self._admission.leave(request_id)
+            sequence = self._admission.leave(request_id)
         elif request_id in self.running:
-            self._end(self.running[request_id])
+            sequence = self.running[request_id]
+            self._end(sequence)
+        else:
+            return []
+        computed = min(sequence.charged, len(sequence.request.prompt))
+        return [
+            Finished(request_id, "cancelled", computed, sequence.generated, sequence.cached),
+        ]
 
     @property
     def busy(self) -> bool:
@@ -142,11 +149,13 @@ class Scheduler:
             cause = "adapter" if request.adapter else "model"
             detail = f"the {cause} computed NaN or Inf for this prompt"
             return [Failed(request.request_id, "not_finite", detail)]
-        if not sequence.generated:
+        first = not sequence.generated
+        if first:
             self._publish(sequence)
         sequence.tokens.append(token)
         stopped = token in request.stop_token_ids
-        events: list[Event] = [] if stopped else [Tokens(request.request_id, [token])]
+        cached = sequence.cached if first else 0
+        events: list[Event] = [] if stopped else [Tokens(request.request_id, [token], cached)]
         if stopped or len(sequence.tokens) >= sequence.limit:
             self._admission.finished(sequence)
             self._end(sequence)

@@ -5,7 +5,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gateway.tenants.keys import Principal
-from gateway.tenants.limits.costs import Rates
+from gateway.tenants.usage.rates import Rates
 
 
 class Demand(Struct, frozen=True):

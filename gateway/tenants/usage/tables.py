@@ -46,7 +46,7 @@ class UsageEntry(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey(Tenant.id))
     key_id: Mapped[str] = mapped_column(String(36))
     model: Mapped[str] = mapped_column(String(255))
-    """What the client called it."""
+    """The adapter's name, whatever the client called it, or the base model's."""
     adapter_digest: Mapped[str | None] = mapped_column(String(64))
     """The version that answered; None: the base model."""
     prompt_tokens: Mapped[int] = mapped_column(BigInteger, default=0)

@@ -10,7 +10,7 @@ from itertools import count
 
 from gateway.errors import RateLimited
 from gateway.tenants.keys import Principal
-from gateway.tenants.limits.costs import FREE
+from gateway.tenants.usage.rates import FREE
 from gateway.tenants.limits.counters import CountersLost
 from gateway.tenants.limits.counting import CountingLimiter
 from gateway.tenants.limits.limiter import Demand, Used

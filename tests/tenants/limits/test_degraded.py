@@ -13,7 +13,7 @@ from gateway.errors import InsufficientQuota, LimiterUnavailable, RateLimited
 from gateway.settings import Limits as LimitSettings
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits import degraded, pipelines
-from gateway.tenants.limits.costs import FREE, Free
+from gateway.tenants.usage.rates import FREE, Rates
 from gateway.tenants.limits.counting import CountingLimiter
 from gateway.tenants.limits.degraded import DegradingCounters
 from gateway.tenants.limits.limiter import Demand, Reservation, Used
@@ -23,7 +23,7 @@ from tests.redis_server import OwnRedis
 from tests.tenants.limits.slow import proxy
 from tests.tenants.limits.stores import budget, client_of, principal
 
-PRICE = Free(1_000_000, 1_000_000, 1_000_000)
+PRICE = Rates(1_000_000, 1_000_000, 1_000_000)
 LOCAL = LimitSettings(without_redis="local", replicas=2)
 CLOSED = LimitSettings(without_redis="closed")
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import DatabaseUnavailable, InsufficientQuota, RateLimited
 from gateway.tenants.keys import Principal
-from gateway.tenants.limits.costs import FREE, Free, Rates
+from gateway.tenants.usage.rates import FREE, Rates
 from gateway.tenants.limits.counters import BUCKET_MS, BUCKETS, LEASE_MS, Counters
 from gateway.tenants.limits.counting import TRANCHE, CountingLimiter
 from gateway.tenants.limits.headers import duration
@@ -17,7 +17,7 @@ from gateway.tenants.limits.limiter import Demand, Reservation, Used
 from gateway.tenants.limits.rules import Limits
 from tests.tenants.limits.stores import NOON, Clock, budget, principal
 
-PRICE = Free(input_micros=1_000_000, cached_input_micros=100_000, output_micros=2_000_000)
+PRICE = Rates(input_micros=1_000_000, cached_input_micros=100_000, output_micros=2_000_000)
 """1000 nanos a token of the prompt, 2000 of the answer."""
 
 
@@ -289,7 +289,7 @@ async def test_f1_the_real_cost_is_charged_with_the_price_of_cached_tokens(desk:
     who = principal(budgets=(budget(100_000),))
     first = await desk.reserve(who, 20, 10, PRICE)
     await first.settle(Used(20, 5, cached_tokens=10))  # 10 000 + 1 000 + 10 000
-    await desk.reserve(who, 79, 1, Free(1_000_000, 0, 0))
+    await desk.reserve(who, 79, 1, Rates(1_000_000, 0, 0))
     await desk.refusal(who, 1, 1, PRICE)
 
 

@@ -1,0 +1,153 @@
+"""Budgets: what a tenant, or one of its keys, may spend in a day or a month."""
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from msgspec import Struct
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from gateway.db import now
+from gateway.errors import InvalidRequest, NotFound
+from gateway.tenants.audit import trail
+from gateway.tenants.audit.trail import Actor
+from gateway.tenants.tables import ApiKey
+from gateway.tenants.usage.tables import Budget, BudgetAlert
+
+ID = re.compile(r"[0-9A-Za-z-]{1,36}")
+"""Of a budget or key: anything else is not even looked up."""
+
+Period = Literal["day", "month"]
+
+AMOUNT_NANOS_MAX = 10**18
+"""A thousand million of the currency; sums of nanos fit 64 bits."""
+PERCENTS_MAX = 10
+PERCENT_MAX = 1000
+
+
+class Terms(Struct, frozen=True):
+    """What a budget says, whoever's it is."""
+
+    amount_nanos: int
+    hard: bool = True
+    alert_percents: tuple[int, ...] = ()
+    webhook_url: str = ""
+    """Already found fit by `webhooks.check_setting`."""
+
+
+def period_start(period: Period, moment: datetime) -> datetime:
+    """When the day or month that `moment` lies in began, in UTC; so does `moment`."""
+    day = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    return day if period == "day" else day.replace(day=1)
+
+
+async def set_budget(
+    session: AsyncSession,
+    actor: Actor,
+    tenant_id: str,
+    period: Period,
+    terms: Terms,
+    key: str | None = None,
+) -> Budget:
+    """Make or replace the budget of a tenant, or of its `key` (an id or public id).
+
+    Its thresholds count anew: what it has alerted of may be alerted of again. Raises
+    InvalidRequest, NotFound.
+    """
+    _check(terms)
+    owner = await _owner(session, tenant_id, key)
+    budget = await session.scalar(
+        select(Budget).where(
+            Budget.tenant_id == tenant_id, Budget.owner == owner, Budget.period == period
+        )
+    )
+    before = None if budget is None else audited(budget)
+    if budget is None:
+        budget = Budget(tenant_id=tenant_id, owner=owner, period=period)
+        session.add(budget)
+    budget.amount_nanos = terms.amount_nanos
+    budget.hard = terms.hard
+    budget.alert_percents = sorted(set(terms.alert_percents))
+    budget.webhook_url = terms.webhook_url
+    await session.flush()
+    await session.execute(delete(BudgetAlert).where(BudgetAlert.budget_id == budget.id))
+    await trail.record(
+        session,
+        actor,
+        "budget.set",
+        f"budget:{budget.id}",
+        tenant_id=tenant_id,
+        before=before,
+        after=audited(budget),
+    )
+    return budget
+
+
+async def list_budgets(session: AsyncSession, tenant_id: str) -> Sequence[Budget]:
+    query = select(Budget).where(Budget.tenant_id == tenant_id).order_by(Budget.id)
+    return (await session.scalars(query)).all()
+
+
+async def delete_budget(
+    session: AsyncSession, actor: Actor, tenant_id: str, budget_id: str
+) -> Budget:
+    """Raises NotFound."""
+    budget = None
+    if ID.fullmatch(budget_id):
+        named = Budget.tenant_id == tenant_id, Budget.id == budget_id
+        budget = await session.scalar(select(Budget).where(*named))
+    if budget is None:
+        raise NotFound(f"This tenant has no budget {budget_id[:100]!r}.")
+    await session.execute(delete(Budget).where(Budget.id == budget.id))
+    await trail.record(
+        session,
+        actor,
+        "budget.delete",
+        f"budget:{budget.id}",
+        tenant_id=tenant_id,
+        before=audited(budget),
+    )
+    return budget
+
+
+def audited(budget: Budget) -> dict[str, Any]:
+    return {
+        "owner": budget.owner,
+        "period": budget.period,
+        "amount_nanos": budget.amount_nanos,
+        "hard": budget.hard,
+        "alert_percents": list(budget.alert_percents),
+        "webhook_url": budget.webhook_url,
+    }
+
+
+def _check(terms: Terms) -> None:
+    if not 0 <= terms.amount_nanos <= AMOUNT_NANOS_MAX:
+        raise InvalidRequest(
+            f"A budget lies between 0 and {AMOUNT_NANOS_MAX} nanos.", param="amount_nanos"
+        )
+    percents = set(terms.alert_percents)
+    if len(percents) > PERCENTS_MAX or not all(1 <= one <= PERCENT_MAX for one in percents):
+        raise InvalidRequest(
+            f"Alerts are up to {PERCENTS_MAX} thresholds from 1 to {PERCENT_MAX} percent.",
+            param="alert_percents",
+        )
+
+
+async def _owner(session: AsyncSession, tenant_id: str, key: str | None) -> str:
+    if key is None:
+        return f"tenant:{tenant_id}"
+    key_id = None
+    if ID.fullmatch(key):
+        named = (ApiKey.id == key) | (ApiKey.public_id == key)
+        key_id = await session.scalar(select(ApiKey.id).where(ApiKey.tenant_id == tenant_id, named))
+    if key_id is None:
+        raise NotFound("This tenant has no such key. See `loragate keys list`.")
+    return f"key:{key_id}"
+
+
+def this_period(budget: Budget) -> datetime:
+    period: Period = "day" if budget.period == "day" else "month"
+    return period_start(period, now())

@@ -1,0 +1,74 @@
+"""Usage in the database: written so that neither a repetition nor another order changes the sum."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Executable, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.db import Database
+from gateway.tenants.usage.tables import UsageEntry
+
+
+class Entry(Struct, frozen=True, omit_defaults=True):
+    """One request as far as it has come: a row of `usage_entries`."""
+
+    request_id: str
+    tenant_id: str
+    key_id: str
+    model: str
+    started_at: datetime
+    adapter_digest: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    cost_nanos: int = 0
+    first_token_ms: float | None = None
+    duration_ms: float | None = None
+    finish_reason: str | None = None
+
+
+RISING = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos")
+ONCE = ("first_token_ms", "duration_ms", "finish_reason")
+"""Unknown first, then what they are for good."""
+
+
+def _upsert(insert: Any, greatest: Any) -> Executable:
+    statement = insert(UsageEntry)
+    new, old = statement.excluded, UsageEntry.__table__.c
+    changes = {name: greatest(old[name], new[name]) for name in RISING} | {
+        name: func.coalesce(old[name], new[name]) for name in ONCE
+    }
+    upsert: Executable = statement.on_conflict_do_update(
+        index_elements=[UsageEntry.request_id], set_=changes
+    )
+    return upsert
+
+
+_UPSERTS = {
+    "postgresql": _upsert(postgresql.insert, func.greatest),
+    "sqlite": _upsert(sqlite.insert, func.max),  # of two values, not of rows
+}
+
+
+async def write(database: Database, entries: Sequence[Entry]) -> None:
+    """All of them or none. Raises DatabaseUnavailable, and what else the database says."""
+    rows = [msgspec.structs.asdict(entry) for entry in entries]
+    async with database.session() as session:
+        connection = await session.connection()
+        await connection.execute(_UPSERTS[connection.dialect.name], rows)
+
+
+async def spent_since(connection: AsyncConnection, owner: str, start: datetime) -> int:
+    """What an owner (`tenant:<id>` or `key:<id>`) has spent since a moment, in nanos, as far as it
+    is written."""
+    kind, _, owner_id = owner.partition(":")
+    column = {"tenant": UsageEntry.tenant_id, "key": UsageEntry.key_id}[kind]
+    spent = select(func.coalesce(func.sum(UsageEntry.cost_nanos), 0)).where(
+        column == owner_id, UsageEntry.started_at >= start
+    )
+    return int((await connection.execute(spent)).scalar_one())
