@@ -62,10 +62,14 @@ class Desk:
     @asynccontextmanager
     async def change(self, actor: Actor) -> AsyncIterator[Change]:
         """Committed when it ends well, and then told to all gateways."""
-        async with self._database.writing() as session:
-            change = Change(session, actor)
-            yield change
-        await self._announcer.tell(change.told)
+        told = Changed()
+        try:
+            async with self._database.writing() as session:
+                change = Change(session, actor)
+                yield change
+                told = change.told
+        finally:  # even if the commit failed: that it did may be known to the server alone
+            await self._announcer.tell(told)
 
     @asynccontextmanager
     async def look(self) -> AsyncIterator[AsyncSession]:
