@@ -198,6 +198,34 @@ async def test_budgets_hold_without_redis_and_after_it(own_redis: OwnRedis):
             await spend(2)
 
 
+async def test_redis_learns_what_was_spent_without_it_and_the_other_way_round(
+    own_redis: OwnRedis, redis_url: str
+):
+    who = principal(budgets=(budget(40_000),))
+    async with (
+        proxy(own_redis.port) as between,  # cut off, Redis keeps what it knows
+        gateway(f"redis://127.0.0.1:{between.port}/0", LOCAL) as one,
+    ):
+
+        async def spend(tokens: int) -> None:
+            reservation = await one.reserve(who, tokens, 1, PRICE)
+            await reservation.settle(Used(tokens, 0))
+            one.spent += tokens * 1000
+
+        await spend(4)
+        between.silent = True
+        await spend(17)  # of 36 left, half
+        between.silent = False
+        await one.recovered()
+        with pytest.raises(InsufficientQuota):
+            await spend(19)  # 19 are left, and the answer needs one
+        await spend(11)
+        between.silent = True
+        with pytest.raises(InsufficientQuota):
+            await spend(4)  # of 8 left, half
+        await spend(3)
+
+
 async def test_a_slow_redis_is_waited_for(own_redis: OwnRedis):
     who = principal(Limits(requests_per_minute=1_000))
     async with proxy(own_redis.port) as between:
