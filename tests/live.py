@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import uvicorn
+from litestar import Litestar
 
 from gateway.app import create_app
 from gateway.settings import Settings
@@ -30,6 +31,7 @@ class Live:
     url: str
     settings: Settings
     engine: FakeEngine
+    app: Litestar
     _keys: dict[str, str] = field(default_factory=dict)
 
     def key(self, tenant: str = "acme", **options: Any) -> str:
@@ -67,15 +69,14 @@ def live(folder: Path, **changes: Any) -> Iterator[Live]:
     settings = msgspec.structs.replace(settings_for(folder / "data"), **changes)
     engine = FakeEngine(model_info(byte_tokenizer_folder(folder / "model")))
     listener = _listen()
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(settings, engine), log_config=None, lifespan="on")
-    )
+    app = create_app(settings, engine)
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         _wait(server, thread)
-        yield Live(url, settings, engine)
+        yield Live(url, settings, engine, app)
     finally:
         server.should_exit = True
         thread.join(START_S)

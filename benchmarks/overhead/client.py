@@ -8,8 +8,10 @@ from typing import NamedTuple, Self, cast
 
 from benchmarks.overhead.script import Script
 
-PROMPT = "Explain in a few sentences why the sea is salt, and what a river has to do with it. " * 4
-"""80 tokens with the chat template's."""
+QUESTION = "Why is the sea salt, and what has a river to do with it?"
+"""46 tokens with the chat template's."""
+LONG_QUESTION = " ".join([QUESTION] * 16)
+"""A body of 1 KB."""
 ANSWER_S_MAX = 60.0
 
 
@@ -18,8 +20,8 @@ class Address(NamedTuple):
     key: str
     model: str
 
-    def request(self, script: Script, stream: bool) -> bytes:
-        messages = [{"role": "user", "content": PROMPT}]
+    def request(self, script: Script, stream: bool, question: str = QUESTION) -> bytes:
+        messages = [{"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, "stream": stream} | script.parameters
         text = json.dumps(body).encode()
         head = (
@@ -99,10 +101,10 @@ async def ask_in_turn(address: Address, script: Script, count: int) -> list[floa
 
 
 async def ask_for(
-    address: Address, script: Script, connections: int, seconds: float
+    address: Address, script: Script, connections: int, seconds: float, question: str = QUESTION
 ) -> list[float]:
     """The seconds of all answers that were asked for within `seconds`: a closed loop."""
-    request = address.request(script, stream=False)
+    request = address.request(script, stream=False, question=question)
     opened = [await Connection.open(address.port) for _ in range(connections)]
     until = time.perf_counter() + seconds
 

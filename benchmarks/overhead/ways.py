@@ -63,7 +63,7 @@ def open_all(stack: ExitStack, model: Path, litellm_folder: Path | None) -> Iter
     except (litellm.NotToBeHad, Failed) as missing:
         print(f"{LITELLM}: left out, {missing}")
     else:
-        print(f"{LITELLM}: {litellm.WITHOUT}")
+        print(f"{LITELLM}: {litellm.WITHOUT}", flush=True)
 
 
 class NotHere(Exception):
