@@ -26,6 +26,7 @@ from gateway.engine.client import Engine
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.injection import Injected, in_turn
 from gateway.migrate import prepare
+from gateway.openapi_failures import document_failures
 from gateway.rendering import exception_handlers
 from gateway.settings import Settings
 from gateway.tenants.auth import Authenticator
@@ -94,6 +95,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         request_max_body_size=settings.server.body_bytes_max,
         logging_config=None,
     )
+    document_failures(app)
     app.state.engine, app.state.drain = engine, drain
     # around the router, not in it: requests that match no route pass, too
     app.asgi_handler = Boundary(app.asgi_handler, drain)

@@ -125,9 +125,13 @@ async def stream_at_once(address: Address, script: Script, streams: int, rounds:
     """Each of `streams` connections has `rounds` streams, one after the other."""
     request = address.request(script, stream=True)
     opened = [await Connection.open(address.port) for _ in range(streams)]
-    try:
+
+    async def ask(connection: Connection) -> None:
         for _ in range(rounds):
-            await asyncio.gather(*(each.ask(request, stream=True) for each in opened))
+            await connection.ask(request, stream=True)
+
+    try:
+        await asyncio.gather(*map(ask, opened))
     finally:
         for connection in opened:
             connection.close()
