@@ -2,8 +2,11 @@
 
 Raise one of these anywhere on the HTTP side; `gateway.rendering` turns it into OpenAI's error
 object. The message tells the reader what to change, and never holds a secret or another tenant's
-name. This module imports nothing, so that the shell and the file checks can use it too.
+name; a key that a client wrote in the wrong place is cut when its text is quoted (f13). This module
+imports next to nothing, so that the shell and the file checks can use it too.
 """
+
+from gateway.telemetry import redact
 
 
 class ApiError(Exception):
@@ -38,17 +41,18 @@ class ApiError(Exception):
     def body(self) -> dict[str, object]:
         return {
             "error": {
-                "message": _utf8(self.message),
+                "message": _shown(self.message),
                 "type": self.type,
-                "param": None if self.param is None else _utf8(self.param),
+                "param": None if self.param is None else _shown(self.param),
                 "code": self.code,
             }
         }
 
 
-def _utf8(text: str) -> str:
-    """JSON can write half of a surrogate pair, which a message may quote; UTF-8 cannot."""
-    return text.encode(errors="backslashreplace").decode()
+def _shown(text: str) -> str:
+    """Without secrets. JSON can write half of a surrogate pair, which a message may quote; UTF-8
+    cannot."""
+    return redact(text).encode(errors="backslashreplace").decode()
 
 
 class InvalidRequest(ApiError):
