@@ -6,6 +6,8 @@ name; a key that a client wrote in the wrong place is cut when its text is quote
 imports next to nothing, so that the shell and the file checks can use it too.
 """
 
+import math
+
 from gateway.telemetry import redact
 
 
@@ -35,7 +37,8 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """Retry advice. OpenAI's clients retry 408, 409, 429 and 5xx unless told not to."""
         if self.retry_after_s is not None:
-            return {"retry-after": str(max(1, round(self.retry_after_s)))}
+            # rounded up: who comes early is refused again
+            return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
         return {"x-should-retry": "false"} if self.status in (408, 409, 429) else {}
 
     def body(self) -> dict[str, object]:

@@ -46,8 +46,9 @@ WITH_A_BODY = (404, 409, 413, 415, 422)
 
 def document_failures(app: Litestar) -> None:
     """Add to each route of the document what it may fail with. What a route says itself stays."""
-    for route in app.routes:
-        for handler in route.route_handlers if isinstance(route, HTTPRoute) else ():
+    routes = [route for route in app.routes if isinstance(route, HTTPRoute)]
+    for route in routes:
+        for handler in route.route_handlers:
             if handler.resolve_include_in_schema():
                 handler.responses = _failures(route, handler) | dict(handler.responses or {})
 

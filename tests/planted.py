@@ -3,7 +3,7 @@ one was logged, as our formatter writes it, or printed by a test."""
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
@@ -63,7 +63,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if report.passed:  # one that fails may show its variables
         item.config.stash[PLANTED].see(report.capstdout + report.capstderr)
