@@ -16,6 +16,7 @@ import uvicorn
 from litestar import Litestar
 
 from gateway.app import create_app
+from gateway.http_protocol import HttpProtocol
 from gateway.settings import Settings
 from tests.fakes import FakeEngine, byte_tokenizer_folder, model_info
 from tests.serving import issue_key, settings_for
@@ -70,7 +71,7 @@ def live(folder: Path, **changes: Any) -> Iterator[Live]:
     engine = FakeEngine(model_info(byte_tokenizer_folder(folder / "model")))
     listener = _listen()
     app = create_app(settings, engine)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, http=HttpProtocol, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
