@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "bookkeeping": ["--model", MODEL],
     "overload": ["--model", MODEL],
     "gateway_cost": ["--model", MODEL],
+    "gateway_overhead": ["--model", MODEL],
     "reclaim": [],
 }
 """The modules here that have a `main(options)`, each with its options if none are given. A module

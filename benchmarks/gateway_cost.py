@@ -12,42 +12,23 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import httpx
 
-from gateway.settings import Settings
+from benchmarks.running_gateway import BASE, Gateway, running
 from tests.adapters.making import config, weights
-from tests.serving import issue_key
 
-ROOT = Path(__file__).resolve().parent.parent
-BASE = "smollm2-135m-instruct"
+WORKER = "benchmarks.scripted_worker"
 ADAPTER = "cost-of-an-adapter"
 PROMPT = "Explain in a few sentences why the sea is salt, and what a river has to do with it. " * 4
 """80 tokens with the chat template's."""
 STREAMS = 32
 TOKENS_FEW, TOKENS_MANY = 1, 61
 ANSWER_BYTES_MAX = 2**20
-START_S = 60.0
-
-
-class Gateway(NamedTuple):
-    pid: int
-    port: int
-    key: str
-
-    def cpu_s(self) -> float:
-        """CPU time of all threads that it has or had (clock_getcpuclockid(3))."""
-        return time.clock_gettime(~self.pid << 3 | 2)
 
 
 def main(arguments: list[str]) -> None:
@@ -55,7 +36,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--model", type=Path, required=True, help="the base model's GGUF")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder, _running(options.model, Path(folder)) as gateway:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(options.model, Path(folder), WORKER) as gateway,
+    ):
         first_ms = asyncio.run(_first_bytes_ms(gateway, 10))
         print("ms to the first byte:", *(f"{each:.1f}" for each in first_ms))
         _upload(gateway)
@@ -161,44 +145,3 @@ def _upload(gateway: Gateway) -> None:
         },
     )
     assert answer.is_success, answer.text
-
-
-@contextmanager
-def _running(model: Path, folder: Path) -> Iterator[Gateway]:
-    settings = Settings(data_dir=folder)
-    environ = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "LORAGATE_DATA_DIR": str(folder),
-        "LORAGATE_MODEL": str(model.absolute()),
-        "LORAGATE_ENGINE__NAME": BASE,
-    }
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.scripted_gateway", str(listener.fileno())],
-            env=environ,
-            stderr=(folder / "log").open("wb"),
-            pass_fds=[listener.fileno()],
-        )
-        try:
-            _wait_ready(process, port)
-            key = asyncio.run(issue_key(settings)).text.reveal()
-            yield Gateway(process.pid, port, key)
-        except BaseException:
-            print((folder / "log").read_text()[-2000:], file=sys.stderr)
-            raise
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _wait_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
-    for _ in range(int(START_S / 0.1)):
-        assert process.poll() is None, "the gateway did not start"
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health/ready").is_success:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError("the gateway was not ready in time")

@@ -1,4 +1,6 @@
-"""The gateway as `loragate serve` runs it, with `scripted_worker` for an engine.
+"""The gateway as `loragate serve` runs it, with another module for an engine.
+
+    python -m benchmarks.scripted_gateway DESCRIPTOR WORKER
 
 The settings come from the environment.
 """
@@ -16,7 +18,7 @@ from gateway.telemetry import configure_logging
 def main() -> None:
     current = settings.load()
     configure_logging()
-    engine = ProcessEngine(current.engine, worker="benchmarks.scripted_worker")
+    engine = ProcessEngine(current.engine, worker=sys.argv[2])
     listener = socket.socket(fileno=int(sys.argv[1]))
     Server(current, create_app(current, engine)).run(sockets=[listener])
 

@@ -26,6 +26,7 @@ from gateway.engine.client import Engine
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.injection import Injected, in_turn
 from gateway.migrate import prepare
+from gateway.openapi_failures import document_failures
 from gateway.redis_client import connect
 from gateway.rendering import exception_handlers
 from gateway.settings import Settings
@@ -41,10 +42,10 @@ from gateway.tenants.limits.counting import CountingLimiter
 from gateway.tenants.limits.degraded import DegradingCounters
 from gateway.tenants.limits.local import LocalCounters
 from gateway.tenants.limits.shared import SharedCounters
-from gateway.tenants.limits.spent import SpentInLedger
 from gateway.tenants.networks import Sources
 from gateway.tenants.pepper import open_key_hash
 from gateway.tenants.usage import routes as usage
+from gateway.tenants.usage.entries import Spending
 from gateway.tenants.usage.meter import Meter
 
 DESCRIPTION = (
@@ -69,7 +70,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     announcer = Announcer(redis)
     sources = Sources(settings)
     counters = DegradingCounters(SharedCounters(redis), settings.limits) if redis else None
-    limiter = CountingLimiter(counters or LocalCounters(), SpentInLedger(database))
+    limiter = CountingLimiter(counters or LocalCounters(), Spending(database))
     meter = Meter(settings, database)
 
     @asynccontextmanager
@@ -134,6 +135,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         request_max_body_size=settings.server.body_bytes_max,
         logging_config=None,
     )
+    document_failures(app)
     app.state.engine, app.state.meter, app.state.drain = engine, meter, drain
     # around the router, not in it: requests that match no route pass, too
     app.asgi_handler = Boundary(app.asgi_handler, drain)

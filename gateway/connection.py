@@ -71,23 +71,32 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`, but cancel it as soon as the client leaves, and then raise ClientGone.
 
     The body must have been read: the next message from `receive` can only be the disconnect.
-    Litestar by itself lets a handler go on when nobody waits for it any more.
+    Litestar by itself lets a handler go on when nobody waits for it any more. The work is done in
+    the caller's own task: one more for each request cost as much as its authentication.
     """
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_disconnect(receive))
+    working = asyncio.current_task()
+    assert working is not None
+    cancelling = working.cancelling()
+    watching = asyncio.create_task(_cancel_when_gone(receive, working))
     try:
-        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
+        return await work
+    except asyncio.CancelledError:
+        if _has_ended(watching) and working.uncancel() <= cancelling:
+            raise ClientGone from None
+        raise
     finally:
-        for task in (working, watching):
-            if not task.done():
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        if not watching.done():
+            watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await watching
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _cancel_when_gone(receive: Receive, working: asyncio.Task[Any]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    working.cancel()
+
+
+def _has_ended(watching: asyncio.Task[None]) -> bool:
+    """Whether it has cancelled the work; raises what `receive` raised."""
+    return watching.done() and watching.result() is None

@@ -2,10 +2,14 @@
 
 Raise one of these anywhere on the HTTP side; `gateway.rendering` turns it into OpenAI's error
 object. The message tells the reader what to change, and never holds a secret or another tenant's
-name. This module imports nothing of ours, so that the shell and the file checks can use it too.
+name; a key that a client wrote in the wrong place is cut when its text is quoted (f13). This module
+imports next to nothing, so that the shell and the file checks can use it too.
 """
 
+import math
 from collections.abc import Mapping
+
+from gateway.telemetry import redact
 
 
 class ApiError(Exception):
@@ -34,23 +38,25 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         """Retry advice. OpenAI's clients retry 408, 409, 429 and 5xx unless told not to."""
         if self.retry_after_s is not None:
-            return {"retry-after": str(max(1, round(self.retry_after_s)))}
+            # rounded up: who comes early is refused again
+            return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
         return {"x-should-retry": "false"} if self.status in (408, 409, 429) else {}
 
     def body(self) -> dict[str, object]:
         return {
             "error": {
-                "message": _utf8(self.message),
+                "message": _shown(self.message),
                 "type": self.type,
-                "param": None if self.param is None else _utf8(self.param),
+                "param": None if self.param is None else _shown(self.param),
                 "code": self.code,
             }
         }
 
 
-def _utf8(text: str) -> str:
-    """JSON can write half of a surrogate pair, which a message may quote; UTF-8 cannot."""
-    return text.encode(errors="backslashreplace").decode()
+def _shown(text: str) -> str:
+    """Without secrets. JSON can write half of a surrogate pair, which a message may quote; UTF-8
+    cannot."""
+    return redact(text).encode(errors="backslashreplace").decode()
 
 
 class InvalidRequest(ApiError):

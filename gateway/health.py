@@ -4,6 +4,7 @@ import asyncio
 from typing import Literal
 
 from litestar import Response, get
+from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 from sqlalchemy import text
 
@@ -55,6 +56,7 @@ async def live() -> Live:
     description="503 while the model is loading, the database is away or the server shuts down.",
     tags=["Health"],
     security=PUBLIC,
+    responses={503: ResponseSpec(Readiness, description="Which part is not ready.")},
 )
 async def ready(
     engine: Injected[Engine], database: Injected[Database], drain: Injected[Drain]

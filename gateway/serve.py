@@ -17,6 +17,7 @@ from gateway.adapters.store import AdapterStore, store_folder
 from gateway.app import create_app
 from gateway.drain import Drain
 from gateway.engine.client import Engine, EngineFailure
+from gateway.http_protocol import HttpProtocol
 from gateway.migrate import prepare
 from gateway.settings import Settings, SettingsError, check_model
 from gateway.telemetry import configure_logging
@@ -64,7 +65,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=HttpProtocol,
                 lifespan="on",
                 log_config=None,
                 access_log=False,

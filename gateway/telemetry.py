@@ -19,6 +19,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """Id of the request that the running task serves; empty outside of one."""
 
 # What must never be read by whoever reads logs. An API key is cut after the part that isn't secret.
+_KEY_PREFIX = "lg_"
 _KEY = re.compile(r"(lg_(?:[a-z0-9]{1,12}_)?(?:sk|admin)_(?:[0-9A-Za-z]{10}(?=_))?)[0-9A-Za-z_]+")
 _WORD = re.compile(r"\S+")
 _URL_USER = re.compile(r"\w://[^\s/:@]*:")
@@ -36,7 +37,9 @@ _QUIET = {
 
 def redact(text: str) -> str:
     """The text without API keys and without the passwords of URLs."""
-    return _WORD.sub(_without_password, _KEY.sub(r"\1…", text))
+    if _KEY_PREFIX in text:
+        text = _KEY.sub(r"\1…", text)
+    return _WORD.sub(_without_password, text) if "@" in text else text
 
 
 def _without_password(word: re.Match[str]) -> str:

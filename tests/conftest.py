@@ -16,7 +16,7 @@ from tests.reference import (
     make_reference,
 )
 
-pytest_plugins = ["tests.databases", "tests.redis_server"]
+pytest_plugins = ["tests.databases", "tests.planted", "tests.redis_server"]
 
 BASE_MODEL = "smollm2-135m-instruct-q4_1.gguf"
 

@@ -151,7 +151,7 @@ def _server_user(folder: Path) -> dict[str, Any]:
     return {"user": "postgres", "group": "postgres", "extra_groups": []}
 
 
-def _binaries() -> Path | None:
+def postgres_binaries() -> Path | None:
     found = [Path(path).resolve().parent for path in [shutil.which("postgres")] if path]
     found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     complete = (
@@ -193,7 +193,7 @@ def postgres_server(request: pytest.FixtureRequest) -> Postgres:
 def _open_server(config: pytest.Config) -> Postgres:
     if url := os.environ.get("TEST_POSTGRES_URL"):
         return Postgres(url)
-    binaries = _binaries()
+    binaries = postgres_binaries()
     if binaries is None:
         reason = "no PostgreSQL here: install it, or name a server in TEST_POSTGRES_URL"
         if os.environ.get("CI", "").lower() == "true":

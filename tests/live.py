@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import msgspec
 import uvicorn
+from litestar import Litestar
 
 from gateway.app import create_app
+from gateway.http_protocol import HttpProtocol
 from gateway.settings import Settings
 from tests.fakes import FakeEngine, byte_tokenizer_folder, model_info
 from tests.serving import issue_key, settings_for
@@ -30,6 +32,7 @@ class Live:
     url: str
     settings: Settings
     engine: FakeEngine
+    app: Litestar
     _keys: dict[str, str] = field(default_factory=dict)
 
     def key(self, tenant: str | None = "acme", **options: Any) -> str:
@@ -68,15 +71,14 @@ def live(folder: Path, **changes: Any) -> Iterator[Live]:
     settings = msgspec.structs.replace(settings_for(folder / "data"), **changes)
     engine = FakeEngine(model_info(byte_tokenizer_folder(folder / "model")))
     listener = _listen()
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(settings, engine), log_config=None, lifespan="on")
-    )
+    app = create_app(settings, engine)
+    server = uvicorn.Server(uvicorn.Config(app, http=HttpProtocol, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
         _wait(server, thread)
-        yield Live(url, settings, engine)
+        yield Live(url, settings, engine, app)
     finally:
         server.should_exit = True
         thread.join(START_S)

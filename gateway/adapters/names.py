@@ -20,8 +20,6 @@ class Version(Struct, frozen=True):
     digest: str
     base_digest: str
     base_model: str
-    name: str
-    """The adapter's name, also where it was asked for by its id."""
 
 
 class Names:

@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 from litestar import Router, get, post
 from litestar.params import JSONBody
 
-from gateway.error_responses import documented
 from gateway.errors import InvalidRequest
 from gateway.injection import Injected
 from gateway.tenants import keys as key_rows
@@ -31,7 +30,6 @@ from gateway.tenants.audit.trail import Actor
     operation_id="createKey",
     summary="Create a key of a tenant",
     description="The answer holds the key itself, this once.",
-    responses=documented(404, 409, 413),
 )
 async def create_key(
     slug: Slug, data: JSONBody[NewKey], actor: Injected[Actor], desk: Injected[Desk]
@@ -54,7 +52,6 @@ async def create_key(
     "/",
     operation_id="listKeys",
     summary="A tenant's keys, revoked ones too",
-    responses=documented(404),
 )
 async def list_keys(
     slug: Slug,
@@ -69,7 +66,7 @@ async def list_keys(
     return page([key_object(key) for key in found], limit)
 
 
-@get("/{key:str}", operation_id="getKey", summary="One key", responses=documented(404))
+@get("/{key:str}", operation_id="getKey", summary="One key")
 async def get_key(
     slug: Slug, key: KeyId, actor: Injected[Actor], desk: Injected[Desk]
 ) -> KeyObject:
@@ -84,7 +81,6 @@ async def get_key(
     summary="Replace a key by a new one",
     description="The new key may do what the old one may, under the same limits; the old one goes "
     "on for `overlap_hours`.",
-    responses=documented(404, 409, 413),
 )
 async def rotate_key(
     slug: Slug,
@@ -103,7 +99,6 @@ async def rotate_key(
     status_code=200,
     operation_id="revokeKey",
     summary="Revoke a key for good",
-    responses=documented(404, 409),
 )
 async def revoke_key(
     slug: Slug, key: KeyId, actor: Injected[Actor], desk: Injected[Desk]

@@ -3,7 +3,6 @@
 from litestar import Router, delete, get, patch
 from litestar.params import JSONBody
 
-from gateway.error_responses import documented
 from gateway.injection import Injected
 from gateway.tenants import plans
 from gateway.tenants.admin import limits
@@ -27,7 +26,6 @@ from gateway.tenants.audit.trail import Actor
     "/tenants/{slug:str}/limits",
     operation_id="getTenantLimits",
     summary="A tenant's limits",
-    responses=documented(404),
 )
 async def get_tenant_limits(
     slug: Slug, actor: Injected[Actor], desk: Injected[Desk]
@@ -40,7 +38,6 @@ async def get_tenant_limits(
     "/tenants/{slug:str}/limits",
     operation_id="setTenantLimits",
     summary="Change some of a tenant's limits",
-    responses=documented(404, 409, 413),
 )
 async def set_tenant_limits(
     slug: Slug, data: JSONBody[LimitChanges], actor: Injected[Actor], desk: Injected[Desk]
@@ -54,7 +51,6 @@ async def set_tenant_limits(
     "/tenants/{slug:str}/keys/{key:str}/limits",
     operation_id="getKeyLimits",
     summary="A key's own limits",
-    responses=documented(404),
 )
 async def get_key_limits(
     slug: Slug, key: KeyId, actor: Injected[Actor], desk: Injected[Desk]
@@ -68,7 +64,6 @@ async def get_key_limits(
     operation_id="setKeyLimits",
     summary="Change some of a key's limits",
     description="They hold beside the tenant's.",
-    responses=documented(404, 409, 413),
 )
 async def set_key_limits(
     slug: Slug,
@@ -82,14 +77,14 @@ async def set_key_limits(
     return LimitsObject(changed)
 
 
-@get("/plans", operation_id="listPlans", summary="All plans", responses=documented())
+@get("/plans", operation_id="listPlans", summary="All plans")
 async def list_plans(actor: Injected[Actor], desk: Injected[Desk]) -> Page[PlanObject]:
     async with desk.look() as session:
         found = await plans.list_plans(session)
     return Page([plan_object(plan) for plan in found], has_more=False)
 
 
-@get("/plans/{name:str}", operation_id="getPlan", summary="One plan", responses=documented(404))
+@get("/plans/{name:str}", operation_id="getPlan", summary="One plan")
 async def get_plan(name: PlanName, actor: Injected[Actor], desk: Injected[Desk]) -> PlanObject:
     async with desk.look() as session:
         return plan_object(await plans.find_plan(session, name))
@@ -99,7 +94,6 @@ async def get_plan(name: PlanName, actor: Injected[Actor], desk: Injected[Desk])
     "/plans/{name:str}",
     operation_id="setPlan",
     summary="Make a plan, or change some of its limits",
-    responses=documented(413),
 )
 async def set_plan(
     name: PlanName, data: JSONBody[LimitChanges], actor: Injected[Actor], desk: Injected[Desk]
@@ -114,7 +108,6 @@ async def set_plan(
     status_code=200,
     operation_id="deletePlan",
     summary="Delete a plan that no tenant is on",
-    responses=documented(404, 409),
 )
 async def delete_plan(
     name: PlanName, actor: Injected[Actor], desk: Injected[Desk]

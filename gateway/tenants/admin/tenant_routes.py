@@ -5,7 +5,6 @@ from typing import Annotated
 from litestar import Router, delete, get, patch, post
 from litestar.params import JSONBody, QueryParameter
 
-from gateway.error_responses import documented
 from gateway.injection import Injected
 from gateway.tenants import directory
 from gateway.tenants.admin import tenants
@@ -28,7 +27,6 @@ from gateway.tenants.directory import Status
     "/",
     operation_id="createTenant",
     summary="Create a tenant",
-    responses=documented(409, 413),
 )
 async def create_tenant(
     data: JSONBody[NewTenant], actor: Injected[Actor], desk: Injected[Desk]
@@ -38,7 +36,7 @@ async def create_tenant(
     return tenant_object(made)
 
 
-@get("/", operation_id="listTenants", summary="All tenants", responses=documented())
+@get("/", operation_id="listTenants", summary="All tenants")
 async def list_tenants(
     actor: Injected[Actor],
     desk: Injected[Desk],
@@ -51,7 +49,7 @@ async def list_tenants(
     return page([tenant_object(tenant) for tenant in found], limit)
 
 
-@get("/{slug:str}", operation_id="getTenant", summary="One tenant", responses=documented(404))
+@get("/{slug:str}", operation_id="getTenant", summary="One tenant")
 async def get_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -> TenantObject:
     async with desk.look() as session:
         return tenant_object(await directory.tenant_by_slug(session, slug))
@@ -61,7 +59,6 @@ async def get_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -
     "/{slug:str}",
     operation_id="changeTenant",
     summary="Change a tenant's name, plan or weight",
-    responses=documented(404, 409, 413),
 )
 async def change_tenant(
     slug: Slug, data: JSONBody[TenantChanges], actor: Injected[Actor], desk: Injected[Desk]
@@ -78,7 +75,6 @@ async def change_tenant(
     status_code=200,
     operation_id="suspendTenant",
     summary="Refuse a tenant's keys for now",
-    responses=documented(404, 409),
 )
 async def suspend_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -> TenantObject:
     async with desk.change(actor) as change:
@@ -91,7 +87,6 @@ async def suspend_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Desk
     status_code=200,
     operation_id="activateTenant",
     summary="Let a suspended tenant in again",
-    responses=documented(404, 409),
 )
 async def activate_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -> TenantObject:
     async with desk.change(actor) as change:
@@ -106,7 +101,6 @@ async def activate_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Des
     summary="Delete a tenant for good",
     description="Its keys are unknown and its adapters out of reach from now on. What it used "
     "stays on record, and its slug taken.",
-    responses=documented(404, 409),
 )
 async def delete_tenant(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -> TenantObject:
     async with desk.change(actor) as change:

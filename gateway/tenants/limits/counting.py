@@ -18,10 +18,10 @@ from gateway.db import now as utc_now
 from gateway.errors import ApiError, InsufficientQuota, LimiterUnavailable, RateLimited
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits.bounds import Bounds, Pot, bounds_of
-from gateway.tenants.usage.rates import cost_nanos
 from gateway.tenants.limits.counters import LEASE_MS, Answer, Claim, Counters, Verdict
 from gateway.tenants.limits.headers import rate_headers
 from gateway.tenants.limits.limiter import Demand, Reservation, Unbounded, Used
+from gateway.tenants.usage.rates import cost_nanos
 
 logger = logging.getLogger(__name__)
 

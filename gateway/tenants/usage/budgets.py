@@ -11,8 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import now
 from gateway.errors import InvalidRequest, NotFound
-from gateway.tenants.audit import trail
-from gateway.tenants.audit.trail import Actor
+from gateway.tenants import directory
+from gateway.tenants.admin.desk import Change
+from gateway.tenants.announcements import Changed
 from gateway.tenants.tables import ApiKey
 from gateway.tenants.usage.tables import Budget, BudgetAlert
 
@@ -44,19 +45,16 @@ def period_start(period: Period, moment: datetime) -> datetime:
 
 
 async def set_budget(
-    session: AsyncSession,
-    actor: Actor,
-    tenant_id: str,
-    period: Period,
-    terms: Terms,
-    key: str | None = None,
+    change: Change, slug: str, period: Period, terms: Terms, key: str | None = None
 ) -> Budget:
     """Make or replace the budget of a tenant, or of its `key` (an id or public id).
 
     Its thresholds count anew: what it has alerted of may be alerted of again. Raises
-    InvalidRequest, NotFound.
+    InvalidRequest, NotFound, Conflict.
     """
     _check(terms)
+    session = change.session
+    tenant_id = (await directory.tenant_by_slug(session, slug, change=True)).id
     owner = await _owner(session, tenant_id, key)
     budget = await session.scalar(
         select(Budget).where(
@@ -73,27 +71,28 @@ async def set_budget(
     budget.webhook_url = terms.webhook_url
     await session.flush()
     await session.execute(delete(BudgetAlert).where(BudgetAlert.budget_id == budget.id))
-    await trail.record(
-        session,
-        actor,
+    await change.record(
         "budget.set",
         f"budget:{budget.id}",
         tenant_id=tenant_id,
         before=before,
         after=audited(budget),
+        told=Changed(tenants=(tenant_id,)),
     )
     return budget
 
 
-async def list_budgets(session: AsyncSession, tenant_id: str) -> Sequence[Budget]:
-    query = select(Budget).where(Budget.tenant_id == tenant_id).order_by(Budget.id)
+async def list_budgets(session: AsyncSession, slug: str) -> Sequence[Budget]:
+    """Raises NotFound."""
+    tenant = await directory.tenant_by_slug(session, slug)
+    query = select(Budget).where(Budget.tenant_id == tenant.id).order_by(Budget.id)
     return (await session.scalars(query)).all()
 
 
-async def delete_budget(
-    session: AsyncSession, actor: Actor, tenant_id: str, budget_id: str
-) -> Budget:
-    """Raises NotFound."""
+async def delete_budget(change: Change, slug: str, budget_id: str) -> Budget:
+    """Raises NotFound, Conflict."""
+    session = change.session
+    tenant_id = (await directory.tenant_by_slug(session, slug, change=True)).id
     budget = None
     if ID.fullmatch(budget_id):
         named = Budget.tenant_id == tenant_id, Budget.id == budget_id
@@ -101,13 +100,12 @@ async def delete_budget(
     if budget is None:
         raise NotFound(f"This tenant has no budget {budget_id[:100]!r}.")
     await session.execute(delete(Budget).where(Budget.id == budget.id))
-    await trail.record(
-        session,
-        actor,
+    await change.record(
         "budget.delete",
         f"budget:{budget.id}",
         tenant_id=tenant_id,
         before=audited(budget),
+        told=Changed(tenants=(tenant_id,)),
     )
     return budget
 

@@ -1,23 +1,26 @@
 """`loragate usage`, `loragate prices` and `loragate budgets`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from getpass import getuser
 from typing import Any, TypeVar
 
 import click
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import Database
-from gateway.migrate import prepare
 from gateway.settings import Settings
 from gateway.shell import pass_settings
 from gateway.tenants import directory
-from gateway.tenants.audit.trail import Actor
-from gateway.tenants.commands import Row, as_json, print_many, print_one
+from gateway.tenants.admin.shell import (
+    Row,
+    as_json,
+    change,
+    look,
+    print_many,
+    print_one,
+    with_database,
+)
 from gateway.tenants.usage import budgets, prices, report, webhooks
 from gateway.tenants.usage.budgets import Period, Terms
 from gateway.tenants.usage.export import Format, export
@@ -91,7 +94,7 @@ def usage_command(
         async for lines in export(database, asked, form):
             click.echo(lines, nl=False)
 
-    _with_database(settings, run)
+    with_database(settings, run)
 
 
 async def _table(database: Database, asked: Question) -> list[Row]:
@@ -135,15 +138,9 @@ def set_price(
     """Set the price of MODEL: the base model, an adapter's name, or '*' for all."""
     cached = input_micros if cached_micros is None else cached_micros
     rates = Rates(input_micros, cached, output_micros)
-
-    async def act(session: AsyncSession) -> Price:
-        owner = None if tenant is None else (await directory.tenant_by_slug(session, tenant)).id
-        moment = None if valid_from is None else valid_from.replace(tzinfo=UTC)
-        return await prices.set_price(
-            session, _actor(), rates, model=model, tenant_id=owner, valid_from=moment
-        )
-
-    print_one(_price_row(_in_session(settings, act)), as_json)
+    moment = None if valid_from is None else valid_from.replace(tzinfo=UTC)
+    row = change(settings, prices.set_price, rates, model=model, tenant=tenant, valid_from=moment)
+    print_one(_price_row(row), as_json)
 
 
 @prices_group.command("list")
@@ -151,7 +148,7 @@ def set_price(
 @pass_settings
 def list_prices(settings: Settings, as_json: bool) -> None:
     """List the prices in force, and those to come."""
-    print_many(map(_price_row, _in_session(settings, prices.list_prices)), as_json)
+    print_many(map(_price_row, look(settings, prices.list_prices)), as_json)
 
 
 @click.group("budgets")
@@ -182,13 +179,9 @@ def set_budget(
 ) -> None:
     """Let TENANT (a slug) spend AMOUNT in each PERIOD, in UTC."""
     terms = Terms(amount, not soft, percents, webhook)
-
-    async def act(session: AsyncSession) -> Budget:
-        await webhooks.check_setting(webhook, settings)
-        owner = await directory.tenant_by_slug(session, tenant)
-        return await budgets.set_budget(session, _actor(), owner.id, period, terms, key)
-
-    print_one(_budget_row(_in_session(settings, act)), as_json)
+    asyncio.run(webhooks.check_setting(webhook, settings))
+    row = change(settings, budgets.set_budget, tenant, period, terms, key)
+    print_one(_budget_row(row), as_json)
 
 
 @budgets_group.command("list")
@@ -197,12 +190,7 @@ def set_budget(
 @pass_settings
 def list_budgets(settings: Settings, tenant: str, as_json: bool) -> None:
     """List the budgets of TENANT (a slug) and its keys."""
-
-    async def act(session: AsyncSession) -> list[Budget]:
-        owner = await directory.tenant_by_slug(session, tenant)
-        return list(await budgets.list_budgets(session, owner.id))
-
-    print_many(map(_budget_row, _in_session(settings, act)), as_json)
+    print_many(map(_budget_row, look(settings, budgets.list_budgets, tenant)), as_json)
 
 
 @budgets_group.command("delete")
@@ -212,38 +200,10 @@ def list_budgets(settings: Settings, tenant: str, as_json: bool) -> None:
 @pass_settings
 def delete_budget(settings: Settings, tenant: str, budget: str, as_json: bool) -> None:
     """Remove a budget of TENANT (a slug) by its id."""
-
-    async def act(session: AsyncSession) -> Budget:
-        owner = await directory.tenant_by_slug(session, tenant)
-        return await budgets.delete_budget(session, _actor(), owner.id, budget)
-
-    print_one(_budget_row(_in_session(settings, act)), as_json)
+    print_one(_budget_row(change(settings, budgets.delete_budget, tenant, budget)), as_json)
 
 
 commands: list[click.Command] = [usage_command, prices_group, budgets_group]
-
-
-def _with_database(settings: Settings, act: Callable[[Database], Awaitable[T]]) -> T:
-    async def run() -> T:
-        database = Database(await prepare(settings), pool_size=1)
-        try:
-            return await act(database)
-        finally:
-            await database.close()
-
-    return asyncio.run(run())
-
-
-def _in_session(settings: Settings, act: Callable[[AsyncSession], Awaitable[T]]) -> T:
-    async def run(database: Database) -> T:
-        async with database.session() as session:
-            return await act(session)
-
-    return _with_database(settings, run)
-
-
-def _actor() -> Actor:
-    return Actor(f"shell:{getuser()}")
 
 
 def _money(parts: int, whole: int) -> str:

@@ -72,3 +72,15 @@ async def spent_since(connection: AsyncConnection, owner: str, start: datetime) 
         column == owner_id, UsageEntry.started_at >= start
     )
     return int((await connection.execute(spent)).scalar_one())
+
+
+class Spending:
+    """What owners have spent, asked of the database: what limits know where they know nothing."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def __call__(self, owner: str, start: datetime) -> int:
+        """See `spent_since`. Raises DatabaseUnavailable."""
+        async with self._database.reading() as connection:
+            return await spent_since(connection, owner, start)

@@ -20,8 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import Database, now
 from gateway.errors import DatabaseUnavailable, InvalidRequest
-from gateway.tenants.audit import trail
-from gateway.tenants.audit.trail import Actor
+from gateway.tenants import directory
+from gateway.tenants.admin.desk import Change
 from gateway.tenants.usage.rates import FREE, Rates
 from gateway.tenants.usage.tables import Price
 
@@ -36,17 +36,17 @@ ANY = "*"
 
 
 async def set_price(
-    session: AsyncSession,
-    actor: Actor,
+    change: Change,
     rates: Rates,
     *,
     model: str,
-    tenant_id: str | None = None,
+    tenant: str | None = None,
     valid_from: datetime | None = None,
 ) -> Price:
-    """A new row; those before it stay as they were, for what was used under them.
+    """A new row; those before it stay as they were, for what was used under them. `tenant`: a slug,
+    None for everyone.
 
-    Raises InvalidRequest.
+    Raises InvalidRequest, NotFound, Conflict.
     """
     for name in Rates.__struct_fields__:
         if not 0 <= getattr(rates, name) <= MICROS_MAX:
@@ -64,7 +64,10 @@ async def set_price(
             "A price cannot begin in the past: what was used is charged already.",
             param="valid_from",
         )
-    before = (await _latest(session, moment)).get((tenant_id, model))
+    tenant_id = None
+    if tenant is not None:
+        tenant_id = (await directory.tenant_by_slug(change.session, tenant, change=True)).id
+    before = (await _latest(change.session, moment)).get((tenant_id, model))
     price = Price(
         tenant_id=tenant_id,
         model=model,
@@ -73,11 +76,9 @@ async def set_price(
         output_micros=rates.output_micros,
         valid_from=valid_from or moment,
     )
-    session.add(price)
-    await session.flush()
-    await trail.record(
-        session,
-        actor,
+    change.session.add(price)
+    await change.session.flush()
+    await change.record(
         "price.set",
         f"price:{price.id}",
         tenant_id=tenant_id,

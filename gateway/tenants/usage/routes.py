@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from litestar import Response, delete, get, post, put
+from litestar import Response, Router, delete, get, post, put
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody, PathParameter, QueryParameter
 from litestar.response import Stream
@@ -15,6 +16,9 @@ from gateway.errors import InvalidRequest
 from gateway.injection import Injected
 from gateway.settings import Settings
 from gateway.tenants import directory
+from gateway.tenants.admin.access import Slug
+from gateway.tenants.admin.access import actor as actor_dependency
+from gateway.tenants.admin.desk import Desk
 from gateway.tenants.audit.trail import Actor
 from gateway.tenants.keys import Principal
 from gateway.tenants.usage import budgets, prices, report, webhooks
@@ -53,7 +57,6 @@ Form = Annotated[
     Literal["json", "csv", "jsonl"],
     QueryParameter(description="`csv` and `jsonl` have all rows at once, without pages."),
 ]
-Slug = Annotated[str, PathParameter(description="The tenant's slug.")]
 
 
 class UsagePage(Struct, frozen=True, kw_only=True):
@@ -168,14 +171,13 @@ async def get_usage(
 
 
 @get(
-    "/v1/admin/usage",
+    "/usage",
     operation_id="getUsageOfTenants",
     summary="What tenants have used",
-    tags=["Admin"],
     responses=EXPORTS,
 )
 async def get_usage_of_tenants(
-    principal: Injected[Principal],
+    actor: Injected[Actor],
     database: Injected[Database],
     tenant: Annotated[
         str | None, QueryParameter(description="A slug; without it, all.", max_length=63)
@@ -187,127 +189,107 @@ async def get_usage_of_tenants(
     after: After = None,
     format: Form = "json",
 ) -> Response[Any]:
-    principal.require("admin")
-    tenant_id = await _tenant_id(database, tenant)
+    tenant_id = None
+    if tenant is not None:
+        async with database.session() as session:
+            tenant_id = (await directory.tenant_by_slug(session, tenant)).id
     asked = report.question(group_by, start, end, tenant_id=tenant_id)
     return await _answer(database, asked, limit, after, format)
 
 
 @get(
-    "/v1/admin/prices",
+    "/prices",
     operation_id="listPrices",
     summary="Prices in force, and those to come",
-    tags=["Admin"],
 )
-async def list_prices(principal: Injected[Principal], database: Injected[Database]) -> PriceList:
-    principal.require("admin")
-    async with database.session() as session:
+async def list_prices(actor: Injected[Actor], desk: Injected[Desk]) -> PriceList:
+    async with desk.look() as session:
         rows = await prices.list_prices(session)
     return PriceList(data=[_price(row) for row in rows])
 
 
 @post(
-    "/v1/admin/prices",
+    "/prices",
     operation_id="setPrice",
     summary="Set a price from a moment on",
     description="Prices before it stay what they were: nothing is charged anew.",
-    tags=["Admin"],
 )
 async def set_price(
-    data: JSONBody[PriceRequest],
-    principal: Injected[Principal],
-    database: Injected[Database],
-    request_id: Injected[str],
+    data: JSONBody[PriceRequest], actor: Injected[Actor], desk: Injected[Desk]
 ) -> PriceObject:
-    principal.require("admin")
     cached = data.input_micros if data.cached_input_micros is None else data.cached_input_micros
     rates = Rates(data.input_micros, cached, data.output_micros)
     valid_from = None if data.valid_from is None else _from_unix(data.valid_from)
-    tenant_id = await _tenant_id(database, data.tenant)
-    async with database.session() as session:
+    async with desk.change(actor) as change:
         row = await prices.set_price(
-            session,
-            _actor(principal, request_id),
-            rates,
-            model=data.model,
-            tenant_id=tenant_id,
-            valid_from=valid_from,
+            change, rates, model=data.model, tenant=data.tenant, valid_from=valid_from
         )
     return _price(row)
 
 
 @get(
-    "/v1/admin/tenants/{slug:str}/budgets",
+    "/tenants/{slug:str}/budgets",
     operation_id="listBudgets",
     summary="A tenant's budgets, and those of its keys",
-    tags=["Admin"],
 )
-async def list_budgets(
-    slug: Slug, principal: Injected[Principal], database: Injected[Database]
-) -> BudgetList:
-    principal.require("admin")
-    async with database.session() as session:
-        tenant = await directory.tenant_by_slug(session, slug)
-        rows = await budgets.list_budgets(session, tenant.id)
+async def list_budgets(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -> BudgetList:
+    async with desk.look() as session:
+        rows = await budgets.list_budgets(session, slug)
     return BudgetList(data=[_budget(row) for row in rows])
 
 
 @put(
-    "/v1/admin/tenants/{slug:str}/budgets",
+    "/tenants/{slug:str}/budgets",
     operation_id="setBudget",
     summary="Set a budget",
     description="Replaces the one that the same owner has for the same period.",
-    tags=["Admin"],
 )
 async def set_budget(
     slug: Slug,
     data: JSONBody[BudgetRequest],
-    principal: Injected[Principal],
+    actor: Injected[Actor],
     settings: Injected[Settings],
-    database: Injected[Database],
-    request_id: Injected[str],
+    desk: Injected[Desk],
 ) -> BudgetObject:
-    principal.require("admin")
     await webhooks.check_setting(data.webhook_url, settings)
     terms = Terms(data.amount_nanos, data.hard, tuple(data.alert_percents), data.webhook_url)
-    async with database.session() as session:
-        tenant = await directory.tenant_by_slug(session, slug)
-        actor = _actor(principal, request_id)
-        row = await budgets.set_budget(session, actor, tenant.id, data.period, terms, data.key)
+    async with desk.change(actor) as change:
+        row = await budgets.set_budget(change, slug, data.period, terms, data.key)
     return _budget(row)
 
 
 @delete(
-    "/v1/admin/tenants/{slug:str}/budgets/{budget_id:str}",
+    "/tenants/{slug:str}/budgets/{budget_id:str}",
     status_code=200,
     operation_id="deleteBudget",
     summary="Remove a budget",
-    tags=["Admin"],
 )
 async def delete_budget(
     slug: Slug,
     budget_id: Annotated[str, PathParameter(description="The budget's id.")],
-    principal: Injected[Principal],
-    database: Injected[Database],
-    request_id: Injected[str],
+    actor: Injected[Actor],
+    desk: Injected[Desk],
 ) -> DeletedBudget:
-    principal.require("admin")
-    async with database.session() as session:
-        tenant = await directory.tenant_by_slug(session, slug)
-        actor = _actor(principal, request_id)
-        row = await budgets.delete_budget(session, actor, tenant.id, budget_id)
+    async with desk.change(actor) as change:
+        row = await budgets.delete_budget(change, slug, budget_id)
     return DeletedBudget(id=row.id)
 
 
-handlers = [
-    get_usage,
-    get_usage_of_tenants,
-    list_prices,
-    set_price,
-    list_budgets,
-    set_budget,
-    delete_budget,
-]
+router = Router(
+    "/v1/admin",
+    route_handlers=[
+        get_usage_of_tenants,
+        list_prices,
+        set_price,
+        list_budgets,
+        set_budget,
+        delete_budget,
+    ],
+    dependencies=actor_dependency,
+    tags=["Admin: usage"],
+)
+
+handlers: list[HTTPRouteHandler | Router] = [get_usage, router]
 
 
 async def _answer(
@@ -333,17 +315,6 @@ async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
     yield first
     async for lines in rest:
         yield lines
-
-
-async def _tenant_id(database: Database, slug: str | None) -> str | None:
-    if slug is None:
-        return None
-    async with database.session() as session:
-        return (await directory.tenant_by_slug(session, slug)).id
-
-
-def _actor(principal: Principal, request_id: str) -> Actor:
-    return Actor(f"key:{principal.key_id}", request_id)
 
 
 def _from_unix(seconds: int) -> datetime:

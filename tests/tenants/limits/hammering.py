@@ -10,12 +10,12 @@ from itertools import count
 
 from gateway.errors import RateLimited
 from gateway.tenants.keys import Principal
-from gateway.tenants.usage.rates import FREE
 from gateway.tenants.limits.counters import CountersLost
 from gateway.tenants.limits.counting import CountingLimiter
 from gateway.tenants.limits.limiter import Demand, Used
 from gateway.tenants.limits.rules import Limits
 from gateway.tenants.limits.shared import SharedCounters
+from gateway.tenants.usage.rates import FREE
 from tests.tenants.limits.stores import client_of, principal
 
 THREADS = 50

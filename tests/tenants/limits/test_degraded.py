@@ -13,12 +13,12 @@ from gateway.errors import InsufficientQuota, LimiterUnavailable, RateLimited
 from gateway.settings import Limits as LimitSettings
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits import degraded, pipelines
-from gateway.tenants.usage.rates import FREE, Rates
 from gateway.tenants.limits.counting import CountingLimiter
 from gateway.tenants.limits.degraded import DegradingCounters
 from gateway.tenants.limits.limiter import Demand, Reservation, Used
 from gateway.tenants.limits.rules import Limits
 from gateway.tenants.limits.shared import SharedCounters
+from gateway.tenants.usage.rates import FREE, Rates
 from tests.redis_server import OwnRedis
 from tests.tenants.limits.slow import proxy
 from tests.tenants.limits.stores import budget, client_of, principal

@@ -9,12 +9,12 @@ import pytest
 
 from gateway.errors import DatabaseUnavailable, InsufficientQuota, RateLimited
 from gateway.tenants.keys import Principal
-from gateway.tenants.usage.rates import FREE, Rates
 from gateway.tenants.limits.counters import BUCKET_MS, BUCKETS, LEASE_MS, Counters
 from gateway.tenants.limits.counting import TRANCHE, CountingLimiter
 from gateway.tenants.limits.headers import duration
 from gateway.tenants.limits.limiter import Demand, Reservation, Used
 from gateway.tenants.limits.rules import Limits
+from gateway.tenants.usage.rates import FREE, Rates
 from tests.tenants.limits.stores import NOON, Clock, budget, principal
 
 PRICE = Rates(input_micros=1_000_000, cached_input_micros=100_000, output_micros=2_000_000)

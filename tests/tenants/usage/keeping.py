@@ -1,13 +1,16 @@
 """A tenant and a ledger, for tests of what is written into it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from sqlalchemy import select
 
 from gateway.db import Database
 from gateway.tenants import directory
+from gateway.tenants.admin.desk import Change
+from gateway.tenants.audit.trail import Actor
 from gateway.tenants.keys import Principal
 from gateway.tenants.usage.ledger import Ledger, Record
 from gateway.tenants.usage.rates import Rates
@@ -20,6 +23,13 @@ async def make_principal(database: Database, slug: str = "acme") -> Principal:
     async with database.session() as session:
         tenant = await directory.create_tenant(session, slug)
     return Principal(tenant.id, slug, f"key-of-{slug}", frozenset(["inference"]))
+
+
+@asynccontextmanager
+async def changing(database: Database) -> AsyncIterator[Change]:
+    """One of the operator's changes, of which nobody is told."""
+    async with database.writing() as session:
+        yield Change(session, Actor("shell:test"))
 
 
 def ledger_of(database: Database, folder: Path) -> Ledger:

@@ -14,7 +14,6 @@ from sqlalchemy import select, update
 
 from gateway.db import Database, now
 from gateway.settings import Secret
-from gateway.tenants.audit.trail import Actor
 from gateway.tenants.keys import Principal
 from gateway.tenants.usage import alerts, budgets, entries
 from gateway.tenants.usage.alerts import Alerts
@@ -22,9 +21,8 @@ from gateway.tenants.usage.budgets import Terms, period_start
 from gateway.tenants.usage.entries import Entry
 from gateway.tenants.usage.tables import Budget, BudgetAlert
 from gateway.tenants.usage.webhooks import SIGNATURE_HEADER, Webhooks
-from tests.tenants.usage.keeping import make_principal
+from tests.tenants.usage.keeping import changing, make_principal
 
-ACTOR = Actor("shell:test")
 SECRET = Secret("a secret for webhooks only")
 
 
@@ -73,8 +71,8 @@ async def replicas(database: Database) -> AsyncIterator[list[Alerts]]:
 async def budgeted(database: Database, url: str, *percents: int) -> Principal:
     principal = await make_principal(database)
     terms = Terms(1000, True, percents, url)
-    async with database.session() as session:
-        await budgets.set_budget(session, ACTOR, principal.tenant_id, "month", terms)
+    async with changing(database) as change:
+        await budgets.set_budget(change, principal.tenant_slug, "month", terms)
     return principal
 
 
@@ -238,9 +236,9 @@ async def test_a_budget_that_is_set_anew_alerts_anew(
     await replicas[0].check()
     ((alert),) = (await alerts_of(database)).values()
     assert alert.next_try_at is None  # nobody wants it
-    async with database.session() as session:
+    async with changing(database) as change:
         terms = Terms(900, True, (80,), receiver.url)
-        await budgets.set_budget(session, ACTOR, principal.tenant_id, "month", terms)
+        await budgets.set_budget(change, principal.tenant_slug, "month", terms)
     await replicas[1].check()
     await replicas[1].deliver()
     assert [body["amount_nanos"] for body in bodies(receiver)] == [900]

@@ -22,7 +22,10 @@ from gateway.inference.generation import Answer, Ask, Walk
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
+from gateway.tenants.limits.counting import CountingLimiter
+from gateway.tenants.limits.local import LocalCounters
 from gateway.tenants.tables import Tenant
+from gateway.tenants.usage.entries import Spending
 from gateway.tenants.usage.meter import Meter
 from gateway.tenants.usage.tables import UsageEntry
 from tests.engine.tiny import CONFIGS, save_model
@@ -137,7 +140,9 @@ async def walking(
         await engine.start()
         await asyncio.wait_for(engine.wait_ready(), 60)
         try:
-            yield Walk(principal, settings, engine, database, store, tokenizers, meter), meter
+            limiter = CountingLimiter(LocalCounters(), Spending(database))
+            walk = Walk(principal, settings, engine, database, store, tokenizers, limiter, meter)
+            yield walk, meter
         finally:
             await engine.close()
 

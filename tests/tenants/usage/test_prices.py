@@ -10,13 +10,12 @@ from gateway.db import Database, now
 from gateway.errors import InvalidRequest
 from gateway.tenants import directory
 from gateway.tenants.audit.tables import AuditEntry
-from gateway.tenants.audit.trail import Actor
 from gateway.tenants.usage import prices
 from gateway.tenants.usage.prices import MICROS_MAX, PriceBook
 from gateway.tenants.usage.rates import FREE, Rates, cost_nanos
 from gateway.tenants.usage.tables import Price
+from tests.tenants.usage.keeping import changing
 
-ACTOR = Actor("shell:test")
 BASE = "base-1b"
 
 
@@ -28,13 +27,13 @@ async def put(
     database: Database,
     number: int,
     model: str,
-    tenant_id: str | None = None,
+    tenant: str | None = None,
     begins_in: timedelta | None = None,
 ) -> None:
     valid_from = None if begins_in is None else now() + begins_in
-    async with database.session() as session:
+    async with changing(database) as change:
         await prices.set_price(
-            session, ACTOR, rates(number), model=model, tenant_id=tenant_id, valid_from=valid_from
+            change, rates(number), model=model, tenant=tenant, valid_from=valid_from
         )
 
 
@@ -71,18 +70,18 @@ async def test_the_most_particular_price_counts(database: Database) -> None:
     await book.refresh()
     assert book.rates(acme, "support", BASE) == FREE
     # from the most general to the most particular: each beats all before it
-    for number, (tenant_id, model) in enumerate(
+    for number, (tenant, model) in enumerate(
         [
             (None, "*"),
             (None, BASE),
-            (acme, "*"),
-            (acme, BASE),
+            ("acme", "*"),
+            ("acme", BASE),
             (None, "support"),
-            (acme, "support"),
+            ("acme", "support"),
         ],
         1,
     ):
-        await put(database, number, model, tenant_id)
+        await put(database, number, model, tenant)
         await book.refresh()
         assert book.rates(acme, "support", BASE) == rates(number)
     assert book.rates(acme, "sales", BASE) == rates(4)
@@ -129,7 +128,7 @@ async def test_a_price_that_cannot_be_is_refused(
     changes: dict[str, object], param: str, database: Database
 ) -> None:
     given: dict[str, object] = {"rates": FREE, "model": "*"} | changes
-    async with database.session() as session:
+    async with changing(database) as change:
         with pytest.raises(InvalidRequest) as error:
-            await prices.set_price(session, ACTOR, given.pop("rates"), **given)  # type: ignore[arg-type]  # as a caller would
+            await prices.set_price(change, given.pop("rates"), **given)  # type: ignore[arg-type]  # as a caller would
     assert error.value.param == param

@@ -1,0 +1,1 @@
+"""What `gateway_overhead` measures: a stub engine, the gateways before it, and a client."""
