@@ -40,6 +40,8 @@ MEANINGS = {
 }
 ALWAYS = (500,)
 WITH_A_KEY = (400, 401, 403, 429, 503)
+ADMIN = "/v1/admin/"
+"""Where queries name tenants, too."""
 WITH_A_BODY = (404, 409, 413, 415, 422)
 """A body may name what is not there."""
 
@@ -57,7 +59,7 @@ def _failures(route: HTTPRoute, handler: HTTPRouteHandler) -> dict[int, Response
     statuses = set(ALWAYS)
     if handler.security != PUBLIC:
         statuses.update(WITH_A_KEY)
-    if route.path_parameters:
+    if route.path_parameters or route.path.startswith(ADMIN):
         statuses.add(404)
     if handler.http_methods & {"POST", "PUT", "PATCH"}:
         statuses.update(WITH_A_BODY)

@@ -100,6 +100,8 @@ def _detail(error: HTTPException) -> str:
     faults = [fault for fault in error.extra or () if isinstance(fault, dict)]
     if not faults:
         return redact(error.detail)
+    if any(fault.get("message") == "'data'" for fault in faults):
+        return "The request has no body. Send JSON."
     return redact("; ".join(f"{_name(fault)}: {fault.get('message', '')}" for fault in faults))
 
 

@@ -7,6 +7,7 @@ import click
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import Database
+from gateway.openapi_exports import Format
 from gateway.settings import Settings
 from gateway.shell import pass_settings
 from gateway.tenants import directory
@@ -60,7 +61,7 @@ def list_audit(settings: Settings, tenant: str | None, limit: int, as_json: bool
     "--format", "form", type=click.Choice(("jsonl", "csv")), default="jsonl", show_default=True
 )
 @pass_settings
-def export_audit(settings: Settings, tenant: str | None, form: reading.Format) -> None:
+def export_audit(settings: Settings, tenant: str | None, form: Format) -> None:
     """Print the whole trail, the oldest entry first."""
 
     async def write(database: Database) -> None:

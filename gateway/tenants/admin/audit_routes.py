@@ -8,19 +8,18 @@ from litestar.response import Stream
 
 from gateway.db import Database
 from gateway.injection import Injected
+from gateway.openapi_exports import MEDIA_TYPES, ExportOperation, Format
 from gateway.tenants import directory
 from gateway.tenants.admin.access import Limit
 from gateway.tenants.admin.access import actor as actor_dependency
 from gateway.tenants.admin.desk import Desk
 from gateway.tenants.admin.objects import AuditObject, Page, audit_object, page
 from gateway.tenants.audit import reading
-from gateway.tenants.audit.reading import Format
 from gateway.tenants.audit.trail import Actor
 
 TenantSlug = Annotated[
     str | None, QueryParameter(description="Only what concerns this tenant, by its slug.")
 ]
-MEDIA_TYPES = {"jsonl": "application/jsonl", "csv": "text/csv; charset=utf-8"}
 
 
 @get(
@@ -53,6 +52,7 @@ async def list_audit(
     operation_id="exportAudit",
     summary="The whole trail, the oldest entry first",
     description="As JSON Lines or CSV, sent as it is read.",
+    operation_class=ExportOperation,
 )
 async def export_audit(
     actor: Injected[Actor],

@@ -85,10 +85,11 @@ async def get_key(
 async def rotate_key(
     slug: Slug,
     key: KeyId,
-    data: JSONBody[Rotation],
     actor: Injected[Actor],
     desk: Injected[Desk],
+    data: JSONBody[Rotation | None] = None,
 ) -> IssuedKeyObject:
+    data = data or Rotation()
     async with desk.change(actor) as change:
         issued = await keys.rotate(desk, change, slug, key, _overlap(data.overlap_hours))
     return issued_key_object(issued)

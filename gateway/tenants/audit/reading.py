@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -11,13 +11,13 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import Database
+from gateway.openapi_exports import Format
 from gateway.tenants.audit.tables import AuditEntry, AuditHead
 from gateway.tenants.audit.trail import chained
 
 BATCH = 500
 """Rows read at once: a session is open for these, and not while a client takes its time."""
 
-Format = Literal["jsonl", "csv"]
 FIELDS = tuple(column.key for column in AuditEntry.__table__.columns)
 
 

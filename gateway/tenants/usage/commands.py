@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from gateway.db import Database
+from gateway.openapi_exports import Format
 from gateway.settings import Settings
 from gateway.shell import pass_settings
 from gateway.tenants import directory
@@ -23,7 +24,7 @@ from gateway.tenants.admin.shell import (
 )
 from gateway.tenants.usage import budgets, prices, report, webhooks
 from gateway.tenants.usage.budgets import Period, Terms
-from gateway.tenants.usage.export import Format, export
+from gateway.tenants.usage.export import export
 from gateway.tenants.usage.rates import Rates
 from gateway.tenants.usage.report import Question, UsageRow
 from gateway.tenants.usage.tables import Budget, Price

@@ -3,20 +3,14 @@
 import csv
 import io
 from collections.abc import AsyncIterator
-from typing import Literal
 
 import msgspec
 
 from gateway.db import Database
+from gateway.openapi_exports import Format
 from gateway.tenants.usage import report
 from gateway.tenants.usage.report import Page, Question, UsageRow
 
-Format = Literal["csv", "jsonl"]
-
-MEDIA_TYPES: dict[Format, str] = {
-    "csv": "text/csv",
-    "jsonl": "application/jsonl",
-}
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What makes a spreadsheet compute a cell that begins with it."""
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from gateway.db import Database
 from gateway.errors import InvalidRequest
 from gateway.injection import Injected
+from gateway.openapi_exports import MEDIA_TYPES, ExportOperation, Format
 from gateway.settings import Settings
 from gateway.tenants import directory
 from gateway.tenants.admin.access import Slug
@@ -23,7 +24,7 @@ from gateway.tenants.audit.trail import Actor
 from gateway.tenants.keys import Principal
 from gateway.tenants.usage import budgets, prices, report, webhooks
 from gateway.tenants.usage.budgets import Period, Terms
-from gateway.tenants.usage.export import MEDIA_TYPES, Format, export
+from gateway.tenants.usage.export import export
 from gateway.tenants.usage.rates import Rates
 from gateway.tenants.usage.report import Question, UsageRow
 from gateway.tenants.usage.tables import Budget, Price
@@ -153,6 +154,7 @@ EXPORTS = {
     summary="What the tenant has used",
     tags=["Usage"],
     responses=EXPORTS,
+    operation_class=ExportOperation,
 )
 async def get_usage(
     principal: Injected[Principal],
@@ -175,6 +177,7 @@ async def get_usage(
     operation_id="getUsageOfTenants",
     summary="What tenants have used",
     responses=EXPORTS,
+    operation_class=ExportOperation,
 )
 async def get_usage_of_tenants(
     actor: Injected[Actor],

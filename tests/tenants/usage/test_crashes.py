@@ -98,7 +98,7 @@ async def test_f8_a_killed_gateway_loses_one_interval_at_most_and_counts_nothing
         assert row.prompt_tokens == 2
 
 
-async def test_f16_while_postgresql_is_away_requests_go_on_or_get_503_and_all_usage_comes_in(
+async def test_f16_while_postgresql_is_away_known_keys_go_on_and_all_usage_comes_in(
     migrated_postgres_url: str, postgres_server: Postgres, tmp_path: Path
 ) -> None:
     assert isinstance(postgres_server, OwnPostgres)
@@ -128,13 +128,10 @@ async def test_f16_while_postgresql_is_away_requests_go_on_or_get_503_and_all_us
         assert len(engine.produced) > before  # known keys went on
         await asyncio.sleep(3.0)
         await asyncio.to_thread(postgres_server.start)
-        down = statuses.count(503)
         await asyncio.sleep(1.5)
         over.set()
         await asyncio.gather(*asking)
-        assert set(statuses) == {200, 503}
-        assert down > 0
-        assert statuses[-1] == 200
+        assert set(statuses) == {200}
         await app.state.meter.ledger.flush()
         database = Database(async_url(migrated_postgres_url, settings.data_dir))
         rows = {row.request_id: row.completion_tokens for row in await rows_of(database)}

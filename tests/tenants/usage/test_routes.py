@@ -58,7 +58,7 @@ async def office(tmp_path: Path, migrated_url: str) -> AsyncIterator[Office]:
             "acme": await issue_key(settings),
             "rival": await issue_key(settings, "rival"),
             "caller": await issue_key(settings, "acme", ("inference",)),
-            "operator": await issue_key(settings, "operator", ("admin",)),
+            "operator": await issue_key(settings, None, ("admin",)),
         }
         yield Office(
             client,
