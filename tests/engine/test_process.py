@@ -208,3 +208,15 @@ async def test_nothing_is_left_after_close(settings: EngineSettings):
     assert not folder.exists()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+async def test_a_worker_at_rest_holds_weights_and_pool_and_little_more(base_model: Path):
+    """Beside the base model's 135 million weights and the pool; what loading took is given back."""
+    pool_mib, weights_mib, rest_mib = 64, 135 * 4, 480
+    engine = ProcessEngine(
+        EngineSettings(model=str(base_model), dtype="float32", pool_mib=pool_mib)
+    )
+    async with running(engine):
+        rollup = Path(f"/proc/{engine.pid}/smaps_rollup").read_text()
+    (pss_kib,) = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")]
+    assert pss_kib / 1024 < weights_mib + pool_mib + rest_mib
