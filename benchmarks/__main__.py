@@ -10,6 +10,7 @@ BENCHMARKS: dict[str, list[str]] = {
     "matmul": ["--model", MODEL],
     "growth": ["--model", MODEL],
     "mixed": ["--model", MODEL],
+    "start": ["--model", MODEL],
     "unified": ["--model", MODEL],
     "many_adapters": ["--model", MODEL],
     "loading": ["--model", MODEL],

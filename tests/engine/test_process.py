@@ -217,6 +217,6 @@ async def test_a_worker_at_rest_holds_weights_and_pool_and_little_more(base_mode
         EngineSettings(model=str(base_model), dtype="float32", pool_mib=pool_mib)
     )
     async with running(engine):
-        rollup = Path(f"/proc/{engine.pid}/smaps_rollup").read_text()
+        rollup = await asyncio.to_thread(Path(f"/proc/{engine.pid}/smaps_rollup").read_text)
     (pss_kib,) = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")]
     assert pss_kib / 1024 < weights_mib + pool_mib + rest_mib
