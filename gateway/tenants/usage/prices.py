@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import Database, now
 from gateway.errors import DatabaseUnavailable, InvalidRequest
+from gateway.telemetry import redact
 from gateway.tenants import directory
 from gateway.tenants.admin.desk import Change
 from gateway.tenants.usage.rates import FREE, Rates
@@ -54,7 +55,9 @@ async def set_price(
                 f"A price lies between 0 and {MICROS_MAX} millionths for a million tokens.",
                 param=name,
             )
-    if not (1 <= len(model) <= MODEL_CHARACTERS_MAX and model.isprintable()):
+    if not (1 <= len(model) <= MODEL_CHARACTERS_MAX and model.isprintable()) or (
+        redact(model) != model  # it goes into the audit trail
+    ):
         raise InvalidRequest(
             "A price is for the base model, an adapter's name, or `*` for all.", param="model"
         )

@@ -15,9 +15,10 @@ from sqlalchemy import select, update
 from gateway.db import Database, now
 from gateway.settings import Secret
 from gateway.tenants.keys import Principal
+from gateway.tenants.limits.bounds import period_of
 from gateway.tenants.usage import alerts, budgets, entries
 from gateway.tenants.usage.alerts import Alerts
-from gateway.tenants.usage.budgets import Terms, period_start
+from gateway.tenants.usage.budgets import Terms
 from gateway.tenants.usage.entries import Entry
 from gateway.tenants.usage.tables import Budget, BudgetAlert
 from gateway.tenants.usage.webhooks import SIGNATURE_HEADER, Webhooks
@@ -100,9 +101,9 @@ async def due_now(database: Database) -> None:
 
 def test_a_period_begins_at_midnight_and_on_the_first_in_utc() -> None:
     moment = datetime(2026, 3, 31, 23, 59, 59, 999999, tzinfo=UTC)
-    assert period_start("day", moment) == datetime(2026, 3, 31, tzinfo=UTC)
-    assert period_start("month", moment) == datetime(2026, 3, 1, tzinfo=UTC)
-    assert period_start("month", datetime(2026, 3, 1, tzinfo=UTC)) == datetime(
+    assert period_of("day", moment)[0] == datetime(2026, 3, 31, tzinfo=UTC)
+    assert period_of("month", moment)[0] == datetime(2026, 3, 1, tzinfo=UTC)
+    assert period_of("month", datetime(2026, 3, 1, tzinfo=UTC))[0] == datetime(
         2026, 3, 1, tzinfo=UTC
     )
 
@@ -149,7 +150,7 @@ async def test_a_message_is_signed_and_says_what_happened(
         "budget_id": budget.id,
         "owner": f"tenant:{principal.tenant_id}",
         "period": "month",
-        "period_start": int(period_start("month", now()).timestamp()),
+        "period_start": int(period_of("month", now())[0].timestamp()),
         "percent": 80,
         "amount_nanos": 1000,
         "spent_nanos": 900,
@@ -222,7 +223,7 @@ async def test_what_was_spent_in_another_period_or_by_others_does_not_count(
     principal = await budgeted(database, receiver.url, 80)
     other = await make_principal(database, "other")
     await spend(database, other, "r1", 900)
-    last_month = period_start("month", now()) - timedelta(seconds=1)
+    last_month = period_of("month", now())[0] - timedelta(seconds=1)
     await spend(database, principal, "r2", 900, last_month)
     await replicas[0].check()
     assert await alerts_of(database) == {}
