@@ -94,6 +94,9 @@ async def test_a_limit_below_the_number_of_replicas_leaves_each_one(own_redis: O
     async with gateway(own_redis.url, settings) as one:
         with own_redis.stopped():
             assert await one.passes(principal(Limits(requests_per_minute=10)), 5) == 1
+            assert (
+                await one.passes(principal(Limits(requests_per_minute=0), tenant_id="t0"), 5) == 0
+            )
 
 
 async def test_redis_that_comes_and_goes_does_not_lift_the_limit(own_redis: OwnRedis):
