@@ -16,6 +16,7 @@ import httpx
 
 from gateway.errors import InvalidRequest
 from gateway.settings import Secret, Settings
+from gateway.telemetry import redact
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ async def check_setting(url: str, settings: Settings) -> None:
             "first.",
             param="webhook_url",
         )
+    if redact(url) != url:
+        raise InvalidRequest("A webhook's URL must not hold an API key.", param="webhook_url")
     if len(url) > URL_CHARACTERS_MAX:
         raise InvalidRequest(
             f"A webhook's URL has at most {URL_CHARACTERS_MAX} characters.", param="webhook_url"

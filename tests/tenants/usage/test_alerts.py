@@ -3,6 +3,7 @@ import hashlib
 import hmac
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,7 +14,9 @@ import pytest
 from sqlalchemy import select, update
 
 from gateway.db import Database, now
-from gateway.settings import Secret
+from gateway.errors import InvalidRequest
+from gateway.settings import Secret, Settings, Usage
+from gateway.tenants import key_form
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits.bounds import period_of
 from gateway.tenants.usage import alerts, budgets, entries
@@ -21,7 +24,7 @@ from gateway.tenants.usage.alerts import Alerts
 from gateway.tenants.usage.budgets import Terms
 from gateway.tenants.usage.entries import Entry
 from gateway.tenants.usage.tables import Budget, BudgetAlert
-from gateway.tenants.usage.webhooks import SIGNATURE_HEADER, Webhooks
+from gateway.tenants.usage.webhooks import SIGNATURE_HEADER, Webhooks, check_setting
 from tests.tenants.usage.keeping import changing, make_principal
 
 SECRET = Secret("a secret for webhooks only")
@@ -250,6 +253,33 @@ async def test_a_name_that_comes_to_mean_this_machine_gets_nothing(receiver: Rec
     assert "this machine" in await webhooks.send(receiver.url, b"{}", 1)
     assert receiver.got == []
     await webhooks.close()
+
+
+async def test_name_servers_that_hang_take_no_threads_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait(10) and [])
+    webhooks = Webhooks(SECRET, local=False)
+    sending = [
+        asyncio.create_task(webhooks.send("https://hooks.example/", b"{}", 1))
+        for _ in range(50)  # more than the default executor has threads
+    ]
+    await asyncio.sleep(0.05)
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(int)
+    finally:
+        answer.set()
+        await asyncio.wait(sending)
+        await webhooks.close()
+
+
+async def test_f13_a_webhook_holds_no_key_of_ours() -> None:
+    key = key_form.make().text.reveal()
+    settings = Settings(usage=Usage(webhook_secret=SECRET))
+    with pytest.raises(InvalidRequest, match="API key"):
+        await check_setting(f"https://192.0.2.1/?key={key}", settings)
 
 
 async def test_a_receiver_that_is_not_there_is_a_reason_and_no_error(

@@ -242,6 +242,19 @@ async def test_a_page_that_nobody_gave_is_refused(
     assert "`after`" in message
 
 
+async def test_a_price_that_begins_now_by_the_clients_clock_begins_now(office: Office) -> None:
+    price = {"model": "*", "input_micros": 1, "output_micros": 1}
+    moment = int(datetime.now(UTC).timestamp())
+    for early_s, status in ((0, 201), (5, 201), (120, 400)):
+        answer = await office.client.post(
+            "/v1/admin/prices",
+            json=price | {"valid_from": moment - early_s},
+            headers=office.keys["operator"],
+        )
+        assert answer.status_code == status, answer.text
+        assert status == 400 or answer.json()["valid_from"] >= moment
+
+
 async def test_only_those_with_the_scope_see_usage(office: Office) -> None:
     for path in ("/v1/admin/usage", "/v1/admin/prices", "/v1/admin/tenants/acme/budgets"):
         for who in ("acme", "rival", "caller"):
