@@ -384,7 +384,7 @@ def test_a_request_that_would_come_too_late_is_told_when_to_try_again(
     api.engine.script = lambda _: Script(raises=late)
     response = api.chat(stream=stream)
     assert "too busy to begin the answer in time" in error_of(response, 503)["message"]
-    assert response.headers["retry-after"] == "7"
+    assert response.headers["retry-after"] == "8"
     assert api.submitted().first_token_s is not None
 
 
