@@ -55,8 +55,9 @@ COMMAND_S = 15.0
 """The same for one statement; ours take milliseconds."""
 
 # SQLSTATE classes that tell of the server, not of the statement: connection, authorization and
-# catalog (a misconfigured server is no client's fault), resources, locks, operator, deadlock
-SERVER_STATES = ("08", "28", "3D", "40", "53", "55", "57", "58")
+# catalog (a misconfigured server is no client's fault), resources, locks, operator, deadlock; and
+# 25006, that it takes no writes: it is a standby, or an operator has frozen it
+SERVER_STATES = ("08", "25006", "28", "3D", "40", "53", "55", "57", "58")
 
 
 class UtcDateTime(TypeDecorator[datetime]):

@@ -23,6 +23,8 @@ from gateway.settings import Settings, SettingsError, check_model
 from gateway.telemetry import configure_logging
 from gateway.tenants.auth import bootstrap_key
 from gateway.tenants.pepper import open_key_hash
+from gateway.tenants.usage.journal import Journal
+from gateway.tenants.usage.meter import journal_folder
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +130,10 @@ def _prepare(settings: Settings) -> None:
         AdapterStore(store_folder(settings)).open()
     except OSError as error:
         raise SettingsError(f"adapters.store: {error}") from None
+    try:
+        Journal.create(journal_folder(settings)).close()
+    except OSError as error:
+        raise SettingsError(f"data_dir: usage cannot be kept there: {error}") from None
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -112,6 +112,8 @@ class Script:
     failure: tuple[FailureCode, str] | None = None
     """Raised after the steps, instead of an end."""
     reason: Literal["stop", "length"] = "stop"
+    cached_tokens: int = 0
+    """Of the prompt."""
     hang: bool = False
     """After the steps, neither end nor fail."""
     raises: BaseException | None = None
@@ -281,7 +283,7 @@ class FakeStream:
         ids = list(self._script.steps[self._steps])[: self._room]
         self._steps += 1
         if ids and not self._produced:
-            self._account.begin(len(self._request.prompt), 0)
+            self._account.begin(len(self._request.prompt), self._script.cached_tokens)
         self._produced += len(ids)
         self._engine.produced[self._request.request_id] = self._produced
         self._account.produced(len(ids))
@@ -294,4 +296,5 @@ class FakeStream:
 
     def _finish(self, reason: EndReason) -> None:
         prompt = len(self._request.prompt) if self._produced or reason in ("stop", "length") else 0
-        self._account.finish(reason, prompt, self._produced, 0)
+        cached = self._script.cached_tokens if prompt else 0
+        self._account.finish(reason, prompt, self._produced, cached)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import func, select, text
+from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -140,6 +141,18 @@ async def test_a_wrong_statement_is_our_fault_and_no_503(postgres_database: Data
     with pytest.raises(ProgrammingError):
         async with postgres_database.session() as session:
             await session.execute(text("SELECT * FROM no_such_table"))
+
+
+async def test_f16_a_standby_that_takes_no_writes_is_503(
+    postgres_server: Postgres, migrated_postgres_url: str
+) -> None:
+    name = make_url(migrated_postgres_url).database
+    postgres_server.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    database = Database(async_url(migrated_postgres_url, Path()))
+    with pytest.raises(DatabaseUnavailable):
+        async with database.session() as session:
+            session.add(Tenant(slug="acme", name="acme"))
+    await database.close()
 
 
 async def test_f13_a_failed_statement_does_not_tell_its_values(database: Database) -> None:

@@ -312,6 +312,17 @@ def test_what_only_opening_shows_to_be_wrong_is_one_line(
     assert len(run.err.splitlines()) == 1
 
 
+def test_a_data_dir_that_cannot_keep_usage_is_one_line(
+    loragate: Loragate, model: str, tmp_path: Path
+) -> None:
+    (tmp_path / "usage").touch()  # where a folder should be
+    environ = {"LORAGATE_DATA_DIR": str(tmp_path), "LORAGATE_SERVER__PORT": "0"}
+    run = loragate("serve", LORAGATE_MODEL=model, **environ)
+    assert run.code == 1
+    assert run.err.splitlines()[-1].startswith("Error: data_dir: usage cannot be kept there: ")
+    assert "Traceback" not in run.err
+
+
 def test_help_is_there_even_if_the_settings_cannot_be_used(loragate: Loragate) -> None:
     for arguments in (["--help"], ["serve", "--help"], ["keys", "create", "--help"]):
         run = loragate(*arguments, LORAGATE_SERVER__PRT="1")

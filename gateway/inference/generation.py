@@ -159,6 +159,8 @@ class Walk:
                         )
                 except EngineFailure as failure:
                     _raise(failure, ask)
+                finally:
+                    admission.computed(record.cached_tokens, record.completion_tokens)
 
     @asynccontextmanager
     async def _model(
@@ -226,7 +228,6 @@ class Answer:
                 event = Finished(self.id, "length", self._prompt_tokens, admission.produced)
             else:
                 event = await anext(self._stream)
-        admission.cached_tokens = event.cached_tokens
         if piece := self._stops.push(self._text.flush()) + self._stops.flush():
             yield piece
         assert event.reason != "cancelled", "only who left is told so"

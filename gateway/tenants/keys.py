@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from msgspec import Struct
 from sqlalchemy import ColumnElement, select
@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.db import now
 from gateway.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from gateway.settings import Secret
+from gateway.telemetry import redact
 from gateway.tenants import key_form
 from gateway.tenants.limits.rows import copy_limits, key_owner
 from gateway.tenants.limits.rules import BudgetRule, Limits
@@ -27,6 +28,7 @@ ADAPTERS_MAX = 100
 """Adapters that one key can be limited to."""
 MODEL_CHARACTERS_MAX = 255
 OVERLAP_MAX = timedelta(days=90)
+CALENDAR_END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 PUBLIC_ID = re.compile(rf"[0-9A-Za-z]{{{key_form.PUBLIC_CHARACTERS}}}")
 ID = re.compile(r"[0-9a-f-]{36}")
 
@@ -130,7 +132,9 @@ def _checked_models(names: Sequence[str]) -> list[str]:
             param="allowed_adapters",
         )
     for name in names:
-        if not (name.isprintable() and 1 <= len(name) <= MODEL_CHARACTERS_MAX):
+        if not (name.isprintable() and 1 <= len(name) <= MODEL_CHARACTERS_MAX) or (
+            redact(name) != name  # it goes into the audit trail
+        ):
             raise InvalidRequest(
                 f"{name[:100]!r} cannot be an adapter's name.", param="allowed_adapters"
             )
@@ -192,14 +196,13 @@ async def rotate_key(
         raise Conflict("This key is no longer in force. Create a new one.")
     if old.replaced_by_id is not None:
         raise Conflict("This key was rotated before. Rotate the one that replaced it.")
-    lifetime = None if old.expires_at is None else old.expires_at - old.created_at
     issued = await create_key(
         session,
         key_hash,
         old.tenant_id,
         old.name,
         old.scopes,
-        None if lifetime is None else moment + lifetime,
+        None if old.expires_at is None else _renewed(old.expires_at, old.created_at, moment),
         allowed_adapters=old.allowed_adapters,
         allowed_networks=old.allowed_networks,
         environment=environment,
@@ -210,6 +213,11 @@ async def rotate_key(
     old.expires_at = min(filter(None, (old.expires_at, moment + overlap)))
     await session.flush()
     return issued
+
+
+def _renewed(expires_at: datetime, created_at: datetime, moment: datetime) -> datetime:
+    """As long from `moment` on as it was from `created_at`; the calendar has an end."""
+    return moment + min(expires_at - created_at, CALENDAR_END - moment)
 
 
 def _owned(tenant_id: str | None) -> ColumnElement[bool]:

@@ -14,7 +14,10 @@ KeyId = Annotated[str, PathParameter(description="The key's id, or its public pa
 PlanName = Annotated[str, PathParameter(description="The plan's name.")]
 Limit = Annotated[int, QueryParameter(description="So many at most.", ge=1, le=100)]
 After = Annotated[
-    str | None, QueryParameter(description="The id of the last object of the page before.")
+    str | None,
+    QueryParameter(
+        description="The id of the last object of the page before.", pattern="^[0-9a-f-]{0,36}$"
+    ),
 ]
 
 

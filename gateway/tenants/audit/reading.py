@@ -1,7 +1,5 @@
 """The audit trail for its readers: the newest entries, all of them, and whether they are intact."""
 
-import csv
-import io
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -10,6 +8,7 @@ from msgspec import Struct
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.csv_text import csv_lines
 from gateway.db import Database
 from gateway.openapi_exports import Format
 from gateway.tenants.audit.tables import AuditEntry, AuditHead
@@ -48,10 +47,10 @@ async def export(
 ) -> AsyncIterator[str]:
     """Text in pieces, the oldest entry first."""
     if form == "csv":
-        yield _csv_line(FIELDS)
+        yield csv_lines([FIELDS])
     async for batch in _batches(database, tenant_id):
         if form == "csv":
-            yield "".join(_csv_line([_cell(value) for value in told(e).values()]) for e in batch)
+            yield csv_lines([_cell(value) for value in told(entry).values()] for entry in batch)
         else:
             yield "".join(msgspec.json.encode(told(e)).decode() + "\n" for e in batch)
 
@@ -115,9 +114,3 @@ async def _batches(
 
 def _cell(value: object) -> object:
     return msgspec.json.encode(value).decode() if isinstance(value, dict) else value
-
-
-def _csv_line(cells: Sequence[object]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
-    return line.getvalue()

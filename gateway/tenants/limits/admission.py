@@ -14,8 +14,7 @@ class Admission:
         self.headers = reservation.headers
         self.produced = 0
         """Tokens of the answer, without those that were not granted."""
-        self.cached_tokens = 0
-        """Of the prompt; 0 until the engine has told."""
+        self._computed = self._cached = 0
         self._reservation = reservation
         self._prompt_tokens = prompt_tokens
 
@@ -31,6 +30,11 @@ class Admission:
         self.produced += len(ids)
         return ids
 
+    def computed(self, cached_tokens: int, output_tokens: int) -> None:
+        """What the engine has told when the answer ends, however it does. That can be more than
+        what was granted or waited for, and is what the ledger charges."""
+        self._cached, self._computed = cached_tokens, output_tokens
+
     def used(self, error: BaseException | None) -> Used:
         """Of a request that ended with this error.
 
@@ -38,9 +42,10 @@ class Admission:
         does not count as a request. Of one whose client left, the prompt counts: it was computed,
         or about to be.
         """
-        if isinstance(error, ApiError) and self.produced == 0:
+        output = max(self.produced, self._computed)
+        if isinstance(error, ApiError) and output == 0:
             return Used(0, 0, refused=error.status >= 500)
-        return Used(self._prompt_tokens, self.produced, self.cached_tokens)
+        return Used(self._prompt_tokens, output, self._cached)
 
 
 @asynccontextmanager

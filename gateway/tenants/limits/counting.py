@@ -17,7 +17,7 @@ from typing import Any
 from gateway.db import now as utc_now
 from gateway.errors import ApiError, InsufficientQuota, LimiterUnavailable, RateLimited
 from gateway.tenants.keys import Principal
-from gateway.tenants.limits.bounds import Bounds, Pot, bounds_of
+from gateway.tenants.limits.bounds import Bound, Bounds, Pot, bounds_of
 from gateway.tenants.limits.counters import LEASE_MS, Answer, Claim, Counters, Verdict
 from gateway.tenants.limits.headers import rate_headers
 from gateway.tenants.limits.limiter import Demand, Reservation, Unbounded, Used
@@ -281,6 +281,8 @@ def _first_tranche(demand: Demand, bounds: Bounds) -> int:
     first = min(demand.output_tokens_max, TRANCHE)
     for bound in bounds.tokens:
         room = bound.limit - demand.prompt_tokens
+        if bound.limit == 0:
+            raise RateLimited(_closed(bound), limits=rate_headers(bounds, ()))
         if room < 1:
             raise RateLimited(
                 f"Request too large: its prompt has {demand.prompt_tokens} tokens, and the "
@@ -293,7 +295,7 @@ def _first_tranche(demand: Demand, bounds: Bounds) -> int:
 
 
 def _refusal(verdict: Verdict, bounds: Bounds, headers: dict[str, str]) -> RateLimited:
-    wait_s = math.ceil(verdict.wait_ms / 1000)
+    wait_s: float | None = math.ceil(verdict.wait_ms / 1000)
     match verdict.answer:
         case Answer.WINDOW_FULL:
             bound = (bounds.requests + bounds.tokens)[verdict.which]
@@ -302,12 +304,16 @@ def _refusal(verdict: Verdict, bounds: Bounds, headers: dict[str, str]) -> RateL
                 f"Rate limit reached: the {bound.owner}'s limit is {bound.limit} {kind} per "
                 f"minute. Try again in {wait_s} s."
             )
+            if bound.limit == 0:
+                message, wait_s = _closed(bound), None
         case Answer.NO_PLACE:
             bound = bounds.running[verdict.which]
             message = (
                 f"Rate limit reached: the {bound.owner}'s limit is {bound.limit} requests at the "
                 "same time. Wait until one has ended."
             )
+            if bound.limit == 0:
+                message, wait_s = _closed(bound), None
         case Answer.HELD:
             pot = bounds.pots[verdict.which]
             message = (
@@ -317,11 +323,17 @@ def _refusal(verdict: Verdict, bounds: Bounds, headers: dict[str, str]) -> RateL
         case _:
             pot = bounds.pots[verdict.which]
             return InsufficientQuota(
-                f"The {_owner(pot)}'s budget of this {pot.period} is spent. Raise it, or wait for "
-                f"the next {pot.period} (UTC).",
+                f"The {_owner(pot)}'s budget of this {pot.period} is spent, or what is left of it "
+                f"does not pay for this request. Raise it, or wait for the next {pot.period} "
+                "(UTC).",
                 limits=headers,
             )
     return RateLimited(message, retry_after_s=wait_s, limits=headers)
+
+
+def _closed(bound: Bound) -> str:
+    """Waiting does not help: whoever set the limit must act."""
+    return f"The {bound.owner}'s limit is 0, so none of its requests is served. Raise it."
 
 
 def _owner(pot: Pot) -> str:

@@ -56,14 +56,17 @@ class DegradingCounters:
         comes and goes would lift the limits."""
         self._behind: set[str] = set()
         """Counters in Redis of budgets of which something was spent without it."""
+        self._learning: set[str] = set()
+        """Those of which the ledger is being asked, and has not yet told."""
         self._away: Away | None = None
         self._lost = asyncio.Event()
 
     async def admit(self, claim: Claim) -> Verdict:
-        if self._away is None and self._behind:
+        if self._away is None and (self._behind or self._learning):
             for index, pot in enumerate(claim.bounds.pots):
-                if pot.counter in self._behind:
+                if pot.counter in self._behind or pot.counter in self._learning:
                     self._behind.discard(pot.counter)
+                    self._learning.add(pot.counter)
                     return Verdict(Answer.UNKNOWN, index, 0, -1, [])
         return await self._ask(lambda counters: counters.admit(claim))
 
@@ -72,6 +75,8 @@ class DegradingCounters:
 
     async def raise_spent(self, pot: Pot, nanos: int) -> None:
         await self._ask(lambda counters: counters.raise_spent(pot, nanos))
+        if self._away is None:  # else Redis has not been told
+            self._learning.discard(pot.counter)
 
     async def beat(self, claim: Claim) -> None:
         if self._away is not None:

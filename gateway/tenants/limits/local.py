@@ -277,7 +277,7 @@ class LocalCounters:
 
     def _limit(self, bound: Bound) -> int:
         share = self._share
-        return bound.limit if share == 1 else max(1, bound.limit // share)
+        return bound.limit if share == 1 else max(min(1, bound.limit), bound.limit // share)
 
     def _amount(self, pot: Pot, purse: Purse) -> int:
         """Of a budget, the share of what was left of it when it was first seen here."""

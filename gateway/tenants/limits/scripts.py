@@ -31,7 +31,8 @@ local time = <clock>
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local bucket = math.floor(now / BUCKET)
 
-local function text(number) return string.format('%.0f', number) end
+-- `+ 0` makes a zero of -0, which Redis takes for no integer
+local function text(number) return string.format('%.0f', number + 0) end
 
 -- what counts in a window, and its buckets as {{bucket, count}}, oldest first
 local function filled(window)

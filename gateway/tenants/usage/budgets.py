@@ -11,14 +11,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import now
 from gateway.errors import InvalidRequest, NotFound
-from gateway.tenants import directory
+from gateway.tenants import directory, keys
 from gateway.tenants.admin.desk import Change
 from gateway.tenants.announcements import Changed
-from gateway.tenants.tables import ApiKey
+from gateway.tenants.limits.bounds import period_of
+from gateway.tenants.limits.rows import key_owner, tenant_owner
 from gateway.tenants.usage.tables import Budget, BudgetAlert
 
 ID = re.compile(r"[0-9A-Za-z-]{1,36}")
-"""Of a budget or key: anything else is not even looked up."""
+"""Of a budget: anything else is not even looked up."""
 
 Period = Literal["day", "month"]
 
@@ -36,12 +37,6 @@ class Terms(Struct, frozen=True):
     alert_percents: tuple[int, ...] = ()
     webhook_url: str = ""
     """Already found fit by `webhooks.check_setting`."""
-
-
-def period_start(period: Period, moment: datetime) -> datetime:
-    """When the day or month that `moment` lies in began, in UTC; so does `moment`."""
-    day = moment.replace(hour=0, minute=0, second=0, microsecond=0)
-    return day if period == "day" else day.replace(day=1)
 
 
 async def set_budget(
@@ -136,16 +131,11 @@ def _check(terms: Terms) -> None:
 
 async def _owner(session: AsyncSession, tenant_id: str, key: str | None) -> str:
     if key is None:
-        return f"tenant:{tenant_id}"
-    key_id = None
-    if ID.fullmatch(key):
-        named = (ApiKey.id == key) | (ApiKey.public_id == key)
-        key_id = await session.scalar(select(ApiKey.id).where(ApiKey.tenant_id == tenant_id, named))
-    if key_id is None:
-        raise NotFound("This tenant has no such key. See `loragate keys list`.")
-    return f"key:{key_id}"
+        return tenant_owner(tenant_id)
+    return key_owner((await keys.find_key(session, tenant_id, key)).id)
 
 
 def this_period(budget: Budget) -> datetime:
+    """When the one began that runs now, in UTC."""
     period: Period = "day" if budget.period == "day" else "month"
-    return period_start(period, now())
+    return period_of(period, now())[0]

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from sqlalchemy import Executable, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -13,23 +13,33 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.db import Database
 from gateway.tenants.usage.tables import UsageEntry
 
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+def _text(characters_max: int) -> Meta:
+    return Meta(max_length=characters_max, pattern=r"^[^\0]*$")
+
 
 class Entry(Struct, frozen=True, omit_defaults=True):
-    """One request as far as it has come: a row of `usage_entries`."""
+    """One request as far as it has come: a row of `usage_entries`.
 
-    request_id: str
-    tenant_id: str
-    key_id: str
-    model: str
-    started_at: datetime
-    adapter_digest: str | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    cost_nanos: int = 0
+    The bounds are those of the columns. They are looked at where an entry is read from a disk,
+    which may have changed it: one that the database never takes would hold up all others.
+    """
+
+    request_id: Annotated[str, _text(64)]
+    tenant_id: Annotated[str, _text(36)]
+    key_id: Annotated[str, _text(36)]
+    model: Annotated[str, _text(255)]
+    started_at: Annotated[datetime, Meta(tz=True)]
+    adapter_digest: Annotated[str, _text(64)] | None = None
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    completion_tokens: Count = 0
+    cost_nanos: Count = 0
     first_token_ms: float | None = None
     duration_ms: float | None = None
-    finish_reason: str | None = None
+    finish_reason: Annotated[str, _text(32)] | None = None
 
 
 RISING = ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos")

@@ -44,8 +44,6 @@ class Record:
     __slots__ = (
         "_adapter_digest",
         "_began",
-        "_cached",
-        "_completion",
         "_duration_ms",
         "_first_token_ms",
         "_key_id",
@@ -56,6 +54,8 @@ class Record:
         "_reason",
         "_started_at",
         "_tenant_id",
+        "cached_tokens",
+        "completion_tokens",
         "is_noted",
         "request_id",
     )
@@ -78,7 +78,9 @@ class Record:
         self._rates = rates
         self._started_at = now()
         self._began = time.perf_counter()
-        self._prompt = self._cached = self._completion = 0
+        self._prompt = 0
+        self.cached_tokens = self.completion_tokens = 0
+        """As far as the engine has told."""
         self._first_token_ms: float | None = None
         self._duration_ms: float | None = None
         self._reason: str | None = None
@@ -86,11 +88,11 @@ class Record:
         """Whether the ledger knows that there are news."""
 
     def begin(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self._prompt, self._cached = prompt_tokens, cached_tokens
+        self._prompt, self.cached_tokens = prompt_tokens, cached_tokens
         self._first_token_ms = self._since_start_ms()
 
     def produced(self, tokens: int) -> None:
-        self._completion += tokens
+        self.completion_tokens += tokens
         self._note()
 
     def ends(self, reason: EndReason) -> None:
@@ -102,8 +104,8 @@ class Record:
         self, reason: EndReason, prompt_tokens: int, completion_tokens: int, cached_tokens: int
     ) -> None:
         """The engine's own counts. A request that it refused leaves no entry."""
-        self._prompt, self._cached = prompt_tokens, cached_tokens
-        self._completion = completion_tokens
+        self._prompt, self.cached_tokens = prompt_tokens, cached_tokens
+        self.completion_tokens = completion_tokens
         if self._reason is None or reason != "cancelled":
             self._reason = reason
         self._duration_ms = self._since_start_ms()
@@ -122,9 +124,11 @@ class Record:
             started_at=self._started_at,
             adapter_digest=self._adapter_digest,
             prompt_tokens=self._prompt,
-            cached_tokens=self._cached,
-            completion_tokens=self._completion,
-            cost_nanos=cost_nanos(self._rates, self._prompt, self._cached, self._completion),
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            cost_nanos=cost_nanos(
+                self._rates, self._prompt, self.cached_tokens, self.completion_tokens
+            ),
             first_token_ms=self._first_token_ms,
             duration_ms=self._duration_ms,
             finish_reason=self._reason if ended else None,

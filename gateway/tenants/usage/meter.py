@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from gateway.db import Database
 from gateway.settings import Settings
@@ -14,12 +15,16 @@ FOLDER = "usage"
 """In `data_dir`."""
 
 
+def journal_folder(settings: Settings) -> Path:
+    return settings.data_dir / FOLDER
+
+
 class Meter:
     def __init__(self, settings: Settings, database: Database) -> None:
         usage = settings.usage
         self.prices = PriceBook(database)
         self._alerts = Alerts(database, Webhooks(usage.webhook_secret, local=usage.webhook_local))
-        self.ledger = Ledger(database, settings.data_dir / FOLDER, self._alerts.written)
+        self.ledger = Ledger(database, journal_folder(settings), self._alerts.written)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select
@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import Database, now
 from gateway.errors import DatabaseUnavailable, InvalidRequest
+from gateway.telemetry import redact
 from gateway.tenants import directory
 from gateway.tenants.admin.desk import Change
 from gateway.tenants.usage.rates import FREE, Rates
@@ -33,6 +34,8 @@ MICROS_MAX = 10**12
 """A million of the currency for a million tokens: more is a slip, and sums must fit 64 bits."""
 MODEL_CHARACTERS_MAX = 255
 ANY = "*"
+GRACE = timedelta(minutes=1)
+"""Whoever asks for a price from now on says a moment that is over when it is read."""
 
 
 async def set_price(
@@ -54,12 +57,14 @@ async def set_price(
                 f"A price lies between 0 and {MICROS_MAX} millionths for a million tokens.",
                 param=name,
             )
-    if not (1 <= len(model) <= MODEL_CHARACTERS_MAX and model.isprintable()):
+    if not (1 <= len(model) <= MODEL_CHARACTERS_MAX and model.isprintable()) or (
+        redact(model) != model  # it goes into the audit trail
+    ):
         raise InvalidRequest(
             "A price is for the base model, an adapter's name, or `*` for all.", param="model"
         )
     moment = now()
-    if valid_from is not None and valid_from < moment:
+    if valid_from is not None and valid_from < moment - GRACE:
         raise InvalidRequest(
             "A price cannot begin in the past: what was used is charged already.",
             param="valid_from",
@@ -74,7 +79,7 @@ async def set_price(
         input_micros=rates.input_micros,
         cached_input_micros=rates.cached_input_micros,
         output_micros=rates.output_micros,
-        valid_from=valid_from or moment,
+        valid_from=max(valid_from or moment, moment),
     )
     change.session.add(price)
     await change.session.flush()

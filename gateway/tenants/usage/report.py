@@ -7,7 +7,7 @@ between two pages, and a page deep in costs no more than the first.
 import base64
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Struct
@@ -189,10 +189,15 @@ def _row(row: Row[Any]) -> UsageRow:
 # --- from one page to the next --------------------------------------------------------------------
 
 
+Aware = Annotated[datetime, msgspec.Meta(tz=True)]
+
+
 class _Cursor(Struct, frozen=True):
+    """A client may have written it: nothing in it is sure but the types."""
+
     groups: tuple[str, ...]
-    start: datetime | None
-    end: datetime
+    start: Aware | None
+    end: Aware
     last: tuple[str, ...]
 
 
@@ -212,18 +217,28 @@ def resumed(asked: Question, after: str) -> Question:
     cursor = _decoded(after)
     if cursor.groups != asked.groups:
         raise _strange()
-    return msgspec.structs.replace(asked, start=cursor.start, end=cursor.end)
+    start = None if cursor.start is None else _utc(cursor.start)
+    return msgspec.structs.replace(asked, start=start, end=_utc(cursor.end))
 
 
 def _read_cursor(after: str, asked: Question, count: int) -> tuple[Any, ...]:
     cursor = _decoded(after)
-    if cursor.groups != asked.groups or len(cursor.last) != count:
+    if cursor.groups != asked.groups or len(cursor.last) != count or count == 0:
         raise _strange()
     if REQUEST not in asked.groups:
         return cursor.last
     try:
-        return (_aware(datetime.fromisoformat(cursor.last[0])), cursor.last[1])
+        moment = datetime.fromisoformat(cursor.last[0])
     except ValueError:
+        raise _strange() from None
+    return (_utc(moment), cursor.last[1])
+
+
+def _utc(moment: datetime) -> datetime:
+    """Raises InvalidRequest for one before or after all that UTC has."""
+    try:
+        return _aware(moment).astimezone(UTC)
+    except OverflowError:
         raise _strange() from None
 
 

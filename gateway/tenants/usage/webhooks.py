@@ -6,13 +6,17 @@ import hmac
 import ipaddress
 import logging
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
 from gateway.errors import InvalidRequest
 from gateway.settings import Secret, Settings
+from gateway.telemetry import redact
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +25,11 @@ TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 32
 URL_CHARACTERS_MAX = 2000
 SIGNATURE_HEADER = "X-Loragate-Signature"
+UNRESOLVED = "The webhook's host name cannot be resolved."
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+AddressInfo = tuple[Any, Any, int, str, tuple[Any, ...]]
+"""As socket.getaddrinfo answers."""
 
 
 def signature(secret: Secret, timestamp: int, body: bytes) -> str:
@@ -42,14 +49,19 @@ async def check_setting(url: str, settings: Settings) -> None:
             "first.",
             param="webhook_url",
         )
+    if redact(url) != url:
+        raise InvalidRequest("A webhook's URL must not hold an API key.", param="webhook_url")
     if len(url) > URL_CHARACTERS_MAX:
         raise InvalidRequest(
             f"A webhook's URL has at most {URL_CHARACTERS_MAX} characters.", param="webhook_url"
         )
     try:
-        await _reachable(_split(url), settings.usage.webhook_local)
+        async with asyncio.timeout(TIMEOUT_S):
+            await _reachable(_split(url), settings.usage.webhook_local)
     except WebhookRefused as refused:
         raise InvalidRequest(str(refused), param="webhook_url") from None
+    except TimeoutError:
+        raise InvalidRequest(UNRESOLVED, param="webhook_url") from None
 
 
 class WebhookRefused(Exception):
@@ -122,11 +134,9 @@ async def _reachable(parts: SplitResult, local: bool) -> Address:
     """The address of its host. Raises WebhookRefused if any of them is one that it must not be."""
     assert parts.hostname is not None
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            parts.hostname, parts.port or 443, type=socket.SOCK_STREAM
-        )
+        found = await _looked_up(parts.hostname, parts.port or 443)
     except (OSError, UnicodeError):
-        raise WebhookRefused("The webhook's host name cannot be resolved.") from None
+        raise WebhookRefused(UNRESOLVED) from None
     addresses = [_plain(ipaddress.ip_address(where[0])) for *_, where in found]
     if not local and any(_is_near(address) for address in addresses):
         raise WebhookRefused(
@@ -134,6 +144,17 @@ async def _reachable(parts: SplitResult, local: bool) -> Address:
             "set usage.webhook_local."
         )
     return addresses[0]
+
+
+async def _looked_up(host: str, port: int) -> list[AddressInfo]:
+    """In a thread of its own: with a name server that hangs, look-ups would take all of the shared
+    ones, on which the usage is saved and long prompts are tokenized."""
+    executor = ThreadPoolExecutor(1)
+    try:
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        return await asyncio.get_running_loop().run_in_executor(executor, ask)
+    finally:
+        executor.shutdown(wait=False)
 
 
 def _plain(address: Address) -> Address:

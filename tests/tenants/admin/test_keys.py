@@ -11,6 +11,8 @@ from gateway.tenants import key_form
 from gateway.tenants.tables import ApiKey
 from tests.tenants.admin.conftest import Office
 
+CALENDAR_END = 253402300799
+
 
 async def test_a_key_is_shown_once_with_all_that_it_may(office: Office) -> None:
     await office.tenant()
@@ -227,3 +229,19 @@ async def test_f40_no_route_of_the_operators_takes_a_tenants_key(office: Office)
             assert answer.status_code == 401, (method, path, answer.text)
             asked += 1
     assert asked >= 22
+
+
+async def test_a_key_that_ends_with_the_calendar_can_be_rotated(office: Office) -> None:
+    await office.tenant()
+    old = await office.key(expires_at=CALENDAR_END)
+    await asyncio.sleep(1.1)  # so that its lifetime, counted from now, would go beyond the end
+    new = await office.call("POST", f"/tenants/acme/keys/{old['id']}/rotate", 201)
+    assert new["expires_at"] == CALENDAR_END
+
+
+@pytest.mark.parametrize("path", ["/tenants", "/tenants/acme/keys"])
+@pytest.mark.parametrize("after", ["%00", "%F0%9F%98%80", "no-id"])
+async def test_a_page_after_what_is_no_id_is_refused(office: Office, path: str, after: str) -> None:
+    await office.tenant()
+    error = await office.call("GET", f"{path}?after={after}", 400)
+    assert error["error"]["param"] == "after"

@@ -190,6 +190,18 @@ async def test_a_budget_is_compared_with_the_ledger_once_a_minute_by_one(countin
     assert (await counters.admit(claim_of(SPENDER, "c"))).stale == -1
 
 
+async def test_what_costs_nothing_is_counted_in_a_budget(counting: Counting):
+    counters, clock = counting
+    await counters.raise_spent(claim_of(SPENDER, "a").bounds.pots[0], 0)
+    settled, lapsed = claim_of(SPENDER, "a"), claim_of(SPENDER, "b")
+    for claim in (settled, lapsed):
+        assert (await counters.admit(claim)).answer is Answer.ADMITTED
+        assert await counters.extend(claim, 10, 64) == 64
+    await counters.settle(settled, 74, 0, refused=False)
+    clock.pass_(LEASE_MS)
+    assert await admit(counters, SPENDER, "c", hold_nanos=1000) is Answer.ADMITTED
+
+
 async def test_large_budgets_lose_no_digit(counting: Counting):
     counters, _ = counting
     amount = 2**53 - 1

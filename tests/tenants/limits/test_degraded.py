@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.errors import InsufficientQuota, LimiterUnavailable, RateLimited
+from gateway.errors import DatabaseUnavailable, InsufficientQuota, LimiterUnavailable, RateLimited
 from gateway.settings import Limits as LimitSettings
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits import degraded, pipelines
@@ -32,6 +32,8 @@ class Gateway:
     def __init__(self, redis: Redis, settings: LimitSettings) -> None:
         self.now = 0.0
         self.spent = 0
+        self.failure: Exception | None = None
+        """Of the ledger."""
         self.counters = DegradingCounters(
             SharedCounters(redis), settings, clock=lambda: time.monotonic() + self.now
         )
@@ -39,6 +41,8 @@ class Gateway:
         self._made = 0
 
     async def _spent(self, owner: str, start: object) -> int:
+        if self.failure is not None:
+            raise self.failure
         return self.spent
 
     async def reserve(
@@ -90,6 +94,9 @@ async def test_a_limit_below_the_number_of_replicas_leaves_each_one(own_redis: O
     async with gateway(own_redis.url, settings) as one:
         with own_redis.stopped():
             assert await one.passes(principal(Limits(requests_per_minute=10)), 5) == 1
+            assert (
+                await one.passes(principal(Limits(requests_per_minute=0), tenant_id="t0"), 5) == 0
+            )
 
 
 async def test_redis_that_comes_and_goes_does_not_lift_the_limit(own_redis: OwnRedis):
@@ -224,6 +231,35 @@ async def test_redis_learns_what_was_spent_without_it_and_the_other_way_round(
         with pytest.raises(InsufficientQuota):
             await spend(4)  # of 8 left, half
         await spend(3)
+
+
+async def test_a_ledger_that_is_away_when_redis_is_back_is_asked_again(
+    own_redis: OwnRedis, redis_url: str
+):
+    who = principal(budgets=(budget(40_000),))
+    async with (
+        proxy(own_redis.port) as between,  # cut off, Redis keeps what it knows
+        gateway(f"redis://127.0.0.1:{between.port}/0", LOCAL) as one,
+    ):
+
+        async def spend(tokens: int) -> None:
+            reservation = await one.reserve(who, tokens, 1, PRICE)
+            await reservation.settle(Used(tokens, 0))
+            one.spent += tokens * 1000
+
+        await spend(4)
+        between.silent = True
+        await spend(17)  # of 36 left, half
+        between.silent = False
+        await one.recovered()
+        one.failure = DatabaseUnavailable("away")
+        for _ in range(2):
+            with pytest.raises(DatabaseUnavailable):
+                await spend(19)
+        one.failure = None
+        with pytest.raises(InsufficientQuota):
+            await spend(19)  # 19 are left, and the answer needs one
+        await spend(11)
 
 
 async def test_a_slow_redis_is_waited_for(own_redis: OwnRedis):

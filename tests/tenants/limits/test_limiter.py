@@ -134,6 +134,16 @@ async def test_f18_what_waiting_cannot_help_is_not_to_be_retried(desk: Desk):
     assert "64 tokens per minute" in never.message
 
 
+@pytest.mark.parametrize(
+    "limit", ["requests_per_minute", "tokens_per_minute", "concurrent_requests"]
+)
+async def test_f18_a_limit_of_0_is_no_matter_of_time(desk: Desk, limit: str):
+    refusal = await desk.refusal(principal(Limits(**{limit: 0})))
+    assert refusal.headers()["x-should-retry"] == "false"
+    assert "retry-after" not in refusal.headers()
+    assert "limit is 0" in refusal.message
+
+
 # --- tokens ---------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@ import hashlib
 import hmac
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,14 +14,17 @@ import pytest
 from sqlalchemy import select, update
 
 from gateway.db import Database, now
-from gateway.settings import Secret
+from gateway.errors import InvalidRequest
+from gateway.settings import Secret, Settings, Usage
+from gateway.tenants import key_form
 from gateway.tenants.keys import Principal
+from gateway.tenants.limits.bounds import period_of
 from gateway.tenants.usage import alerts, budgets, entries
 from gateway.tenants.usage.alerts import Alerts
-from gateway.tenants.usage.budgets import Terms, period_start
+from gateway.tenants.usage.budgets import Terms
 from gateway.tenants.usage.entries import Entry
 from gateway.tenants.usage.tables import Budget, BudgetAlert
-from gateway.tenants.usage.webhooks import SIGNATURE_HEADER, Webhooks
+from gateway.tenants.usage.webhooks import SIGNATURE_HEADER, Webhooks, check_setting
 from tests.tenants.usage.keeping import changing, make_principal
 
 SECRET = Secret("a secret for webhooks only")
@@ -100,9 +104,9 @@ async def due_now(database: Database) -> None:
 
 def test_a_period_begins_at_midnight_and_on_the_first_in_utc() -> None:
     moment = datetime(2026, 3, 31, 23, 59, 59, 999999, tzinfo=UTC)
-    assert period_start("day", moment) == datetime(2026, 3, 31, tzinfo=UTC)
-    assert period_start("month", moment) == datetime(2026, 3, 1, tzinfo=UTC)
-    assert period_start("month", datetime(2026, 3, 1, tzinfo=UTC)) == datetime(
+    assert period_of("day", moment)[0] == datetime(2026, 3, 31, tzinfo=UTC)
+    assert period_of("month", moment)[0] == datetime(2026, 3, 1, tzinfo=UTC)
+    assert period_of("month", datetime(2026, 3, 1, tzinfo=UTC))[0] == datetime(
         2026, 3, 1, tzinfo=UTC
     )
 
@@ -149,7 +153,7 @@ async def test_a_message_is_signed_and_says_what_happened(
         "budget_id": budget.id,
         "owner": f"tenant:{principal.tenant_id}",
         "period": "month",
-        "period_start": int(period_start("month", now()).timestamp()),
+        "period_start": int(period_of("month", now())[0].timestamp()),
         "percent": 80,
         "amount_nanos": 1000,
         "spent_nanos": 900,
@@ -222,7 +226,7 @@ async def test_what_was_spent_in_another_period_or_by_others_does_not_count(
     principal = await budgeted(database, receiver.url, 80)
     other = await make_principal(database, "other")
     await spend(database, other, "r1", 900)
-    last_month = period_start("month", now()) - timedelta(seconds=1)
+    last_month = period_of("month", now())[0] - timedelta(seconds=1)
     await spend(database, principal, "r2", 900, last_month)
     await replicas[0].check()
     assert await alerts_of(database) == {}
@@ -249,6 +253,33 @@ async def test_a_name_that_comes_to_mean_this_machine_gets_nothing(receiver: Rec
     assert "this machine" in await webhooks.send(receiver.url, b"{}", 1)
     assert receiver.got == []
     await webhooks.close()
+
+
+async def test_name_servers_that_hang_take_no_threads_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer.wait(10) and [])
+    webhooks = Webhooks(SECRET, local=False)
+    sending = [
+        asyncio.create_task(webhooks.send("https://hooks.example/", b"{}", 1))
+        for _ in range(50)  # more than the default executor has threads
+    ]
+    await asyncio.sleep(0.05)
+    try:
+        async with asyncio.timeout(5):
+            await asyncio.to_thread(int)
+    finally:
+        answer.set()
+        await asyncio.wait(sending)
+        await webhooks.close()
+
+
+async def test_f13_a_webhook_holds_no_key_of_ours() -> None:
+    key = key_form.make().text.reveal()
+    settings = Settings(usage=Usage(webhook_secret=SECRET))
+    with pytest.raises(InvalidRequest, match="API key"):
+        await check_setting(f"https://192.0.2.1/?key={key}", settings)
 
 
 async def test_a_receiver_that_is_not_there_is_a_reason_and_no_error(

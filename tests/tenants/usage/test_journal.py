@@ -1,6 +1,8 @@
+import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +62,37 @@ def test_a_line_that_a_crash_has_torn_is_left_out_and_the_others_are_kept(tmp_pa
     journal.close()
     with journal.path.open("ab") as file:
         file.write(b'{"request_id":"r3","ten')
+    (left,) = Journal.left_behind(tmp_path)
+    assert drained(left) == [entry(1), entry(2)]
+    left.close()
+
+
+GARBAGE = [
+    {"prompt_tokens": 2**63},
+    {"prompt_tokens": -1},
+    {"cost_nanos": 10**400},
+    {"completion_tokens": "1"},
+    {"started_at": "2026-01-31T23:59:59"},
+    {"started_at": "soon"},
+    {"model": "a\0b"},
+    {"model": "m" * 256},
+    {"key_id": "k" * 37},
+    {"finish_reason": 1},
+]
+
+
+@pytest.mark.parametrize("changes", GARBAGE)
+def test_what_no_database_would_take_is_left_out_and_the_others_are_kept(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    journal = Journal.create(tmp_path)
+    journal.append([entry(1)])
+    journal.close()
+    told = json.loads(journal.path.read_text())
+    with journal.path.open("a") as file:
+        file.write(
+            json.dumps(told | changes) + "\n" + json.dumps(told | {"request_id": "r2"}) + "\n"
+        )
     (left,) = Journal.left_behind(tmp_path)
     assert drained(left) == [entry(1), entry(2)]
     left.close()

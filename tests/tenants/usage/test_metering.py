@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from gateway.adapters.store import AdapterStore
 from gateway.app import create_app
@@ -27,7 +27,7 @@ from gateway.tenants.limits.local import LocalCounters
 from gateway.tenants.tables import Tenant
 from gateway.tenants.usage.entries import Spending
 from gateway.tenants.usage.meter import Meter
-from gateway.tenants.usage.tables import UsageEntry
+from gateway.tenants.usage.tables import Budget, Price, UsageEntry
 from tests.engine.tiny import CONFIGS, save_model
 from tests.fakes import FakeEngine, Script, byte_tokenizer_folder, model_info, says
 from tests.serving import bearer, client_of, issue_key, settings_for
@@ -90,6 +90,33 @@ async def test_an_answer_that_ends_at_a_stop_string_counts_what_the_engine_produ
     # 12 tokens until the stop string was there, and the step that had begun then
     assert row.completion_tokens == 15 == served.engine.produced[row.request_id]
     assert row.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stop", [None, "world"])
+async def test_a_budget_is_charged_what_the_ledger_says_however_the_answer_ends(
+    served: Served, stop: str | None
+) -> None:
+    async with served.database.session() as session:
+        tenant = (await session.scalars(select(Tenant))).one()
+        session.add(
+            Price(model="*", input_micros=10**6, cached_input_micros=0, output_micros=10**6)
+        )
+        session.add(
+            Budget(
+                tenant_id=tenant.id,
+                owner=f"tenant:{tenant.id}",
+                period="month",
+                amount_nanos=160_000,
+            )
+        )
+    await served.meter.prices.refresh()
+    served.engine.script = lambda _: says("Hello world!", per_step=3, cached_tokens=99)
+    for _ in range(4):  # each costs 13 tokens, for which 112 are held at first
+        response = await served.complete(prompt="x" * 100, max_tokens=12, stop=stop)
+        assert response.status_code == 200, response.text
+    rows = (await served.rows()).values()
+    assert [row.cost_nanos for row in rows] == [13_000] * 4
+    assert (await served.complete(prompt="x" * 100, max_tokens=12)).status_code == 429
 
 
 async def test_f8_a_client_that_leaves_pays_for_what_was_produced(served: Served) -> None:

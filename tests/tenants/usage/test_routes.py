@@ -1,5 +1,6 @@
 """Usage, prices and budgets as clients and operators see them."""
 
+import base64
 import csv
 import io
 import json
@@ -185,14 +186,6 @@ async def test_csv_and_json_lines_have_all_rows(
                 assert cell == str(line.get(name, "" if name != "requests" else 1)), name
 
 
-@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
-def test_a_cell_of_an_export_is_never_a_formula(start: str) -> None:
-    text = f'{start}HYPERLINK("x")'
-    ((cell, number),) = csv.reader(io.StringIO(export.csv_lines([[text, -1]]).decode(), newline=""))
-    assert cell == f"'{text}"
-    assert number == "-1"
-
-
 REFUSED_QUESTIONS: list[tuple[dict[str, Any], str]] = [
     ({"group_by": "tenant"}, "cannot be grouped by 'tenant'"),
     ({"group_by": "day,nonsense"}, "'nonsense'"),
@@ -217,6 +210,49 @@ async def test_a_page_of_another_question_is_refused(office: Office) -> None:
     await use_some(office)
     page = await office.get("/v1/usage", group_by="key", limit=1)
     assert "`after`" in await office.refused(400, "/v1/usage", group_by="day", after=page["next"])
+
+
+def made_up(group_by: str, last: list[str], **changes: Any) -> str:
+    """An `after` that a client has written by itself."""
+    groups = [group_by] if group_by else []
+    told = {"groups": groups, "start": None, "end": "2026-12-31T00:00:00Z", "last": last}
+    return base64.urlsafe_b64encode(json.dumps(told | changes).encode()).decode()
+
+
+BEFORE_ALL, AFTER_ALL = "0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00"
+MADE_UP = [
+    ("", made_up("", [])),  # one sum has no second page
+    ("day", made_up("day", ["2026-01-31"], end="2026-12-31T00:00:00")),
+    ("day", made_up("day", ["2026-01-31"], start="2026-01-01T00:00:00")),
+    ("day", made_up("day", ["2026-01-31"], start=BEFORE_ALL)),
+    ("day", made_up("day", ["2026-01-31"], end=AFTER_ALL)),
+    ("day", made_up("day", ["\0"])),
+    ("day", made_up("day", [])),
+    ("request", made_up("request", [BEFORE_ALL, "x"])),
+    ("request", made_up("request", [AFTER_ALL, "x"])),
+    ("request", made_up("request", ["x", "x"])),
+]
+
+
+@pytest.mark.parametrize(("group_by", "after"), MADE_UP)
+async def test_a_page_that_nobody_gave_is_refused(
+    office: Office, group_by: str, after: str
+) -> None:
+    message = await office.refused(400, "/v1/usage", group_by=group_by, after=after)
+    assert "`after`" in message
+
+
+async def test_a_price_that_begins_now_by_the_clients_clock_begins_now(office: Office) -> None:
+    price = {"model": "*", "input_micros": 1, "output_micros": 1}
+    moment = int(datetime.now(UTC).timestamp())
+    for early_s, status in ((0, 201), (5, 201), (120, 400)):
+        answer = await office.client.post(
+            "/v1/admin/prices",
+            json=price | {"valid_from": moment - early_s},
+            headers=office.keys["operator"],
+        )
+        assert answer.status_code == status, answer.text
+        assert status == 400 or answer.json()["valid_from"] >= moment
 
 
 async def test_only_those_with_the_scope_see_usage(office: Office) -> None:
