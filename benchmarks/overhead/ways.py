@@ -1,6 +1,5 @@
 """The ways from a client to the stub, each started and ready: direct, ours twice, LiteLLM's."""
 
-import asyncio
 import shutil
 import sys
 import tempfile
@@ -85,7 +84,7 @@ def _direct() -> Iterator[Way]:
 def _ours(name: str, model: Path, environ: dict[str, str]) -> Iterator[Way]:
     with _folder() as folder, running(model, folder, WORKER, environ) as gateway:
         current = settings.load(environ=environ | {"LORAGATE_DATA_DIR": str(folder)})
-        key = asyncio.run(tenant.make(current))
+        key = tenant.make(current)
         yield Way(name, Address(gateway.port, key, BASE), [gateway.pid])
 
 
