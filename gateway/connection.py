@@ -57,9 +57,9 @@ async def read_body(request: Request[Any, Any, Any], bytes_max: int) -> bytes:
 
 def _refuse_longer(request: Request[Any, Any, Any], bytes_max: int) -> None:
     """Raise TooLarge if the request says itself that its body is longer."""
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length[:20]) > bytes_max:
-        raise _too_large(bytes_max)
+    for name, length in request.scope["headers"]:
+        if name == b"content-length" and length.isdigit() and int(length[:20]) > bytes_max:
+            raise _too_large(bytes_max)
 
 
 def _too_large(bytes_max: int) -> TooLarge:
