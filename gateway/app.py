@@ -121,9 +121,6 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             database=database,
             engine=engine,
             store=store,
-            tokenizers=tokenizers,
-            limiter=limiter,
-            meter=meter,
             drain=drain,
         )
         | {

@@ -105,7 +105,7 @@ class _Watch:
         self._watched = watched
         self._working = working
         self._ended = False
-        self._step()
+        asyncio.get_running_loop().call_soon(self._step)
 
     def end(self) -> None:
         self._ended = True
