@@ -17,15 +17,24 @@ import gc
 import json
 import os
 import statistics
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
 
-from benchmarks.overhead.client import LONG_QUESTION, ask_for, ask_in_turn, stream_at_once
+from benchmarks.overhead.client import (
+    LONG_QUESTION,
+    ask_for,
+    ask_in_turn,
+    head_of,
+    stream_at_once,
+)
 from benchmarks.overhead.script import Script
 from benchmarks.overhead.ways import DIRECT, LITELLM, Way, open_all
+from gateway.tenants.usage.ledger import FLUSH_EVERY_S
+from gateway.tenants.usage.prices import REFRESH_S
 
 LITELLM_FOLDER = Path(".cache/litellm")
 
@@ -38,6 +47,10 @@ CONNECTIONS = 16
 STREAMS = 32
 IN_TURN = 40
 FEW_ROUNDS = 8
+PRICES_S = REFRESH_S + 1
+"""Within which a gateway knows a price that was set."""
+LEDGER_S = 2 * FLUSH_EVERY_S
+"""Within which what was used is in the database."""
 
 
 class Round(NamedTuple):
@@ -54,6 +67,8 @@ class Round(NamedTuple):
     """CPU time, the same load with a body of 1 KB, of which the tokenizer makes tokens."""
     chunk_us: float
     """CPU time, 32 streams."""
+    scripts: float
+    """Calls of Redis scripts a request, in the same load."""
 
 
 def main(arguments: list[str]) -> None:
@@ -62,6 +77,7 @@ def main(arguments: list[str]) -> None:
         ways = list(open_all(stack, options.model, options.litellm))
         for way in ways:  # everything is used once before it counts
             uvloop.run(_round(way, seconds=0.3))
+            _check_all_is_on(way)
         rounds: dict[str, list[Round]] = {way.name: [] for way in ways}
         for index in range(options.rounds):
             turn = ways[index % len(ways) :] + ways[: index % len(ways)]
@@ -73,6 +89,20 @@ def main(arguments: list[str]) -> None:
     result = {"benchmark": "gateway_overhead", "rounds": options.rounds, "ways": table}
     result |= {"cores": len(os.sched_getaffinity(0)), "load_1min": round(os.getloadavg()[0], 2)}
     print(json.dumps(result))
+
+
+def _check_all_is_on(way: Way) -> None:
+    """Of our gateway: limits say what is left, and the ledger charges what the tenant uses."""
+    if way.settings is None:
+        return
+    head = uvloop.run(head_of(way.address, AT_ONCE))
+    assert b"x-ratelimit-remaining-requests" in head, head
+    assert b"x-ratelimit-remaining-tokens" in head, head
+    time.sleep(PRICES_S)
+    before = way.charged()
+    uvloop.run(ask_in_turn(way.address, AT_ONCE, IN_TURN))
+    time.sleep(LEDGER_S)
+    assert way.charged() - before == IN_TURN, "not all that was used was charged"
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -93,9 +123,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 async def _round(way: Way, seconds: float) -> Round:
     gc.collect()
     in_turn = await ask_in_turn(way.address, AT_ONCE, IN_TURN)
-    started = way.cpu_s()
+    scripts, started = way.scripts(), way.cpu_s()
     loaded = await ask_for(way.address, IN_20_MS, CONNECTIONS, seconds)
     between = way.cpu_s()
+    scripts = way.scripts() - scripts
     long = await ask_for(way.address, IN_20_MS, CONNECTIONS, seconds, LONG_QUESTION)
     ended = way.cpu_s()
     return Round(
@@ -105,6 +136,7 @@ async def _round(way: Way, seconds: float) -> Round:
         request_us=1e6 * (between - started) / len(loaded),
         long_request_us=1e6 * (ended - between) / len(long),
         chunk_us=await _chunk_us(way),
+        scripts=scripts / len(loaded),
     )
 
 
@@ -135,6 +167,7 @@ def _columns(rounds: dict[str, list[Round]], name: str) -> dict[str, float | Non
         "request_us": statistics.median(each.request_us for each in ours),
         "long_request_us": statistics.median(each.long_request_us for each in ours),
         "chunk_us": statistics.median(each.chunk_us for each in ours),
+        "scripts": statistics.median(each.scripts for each in ours),
     }
     if LITELLM in rounds and name not in (DIRECT, LITELLM):
         theirs = [b.p50_ms - a.p50_ms for a, b in zip(direct, rounds[LITELLM], strict=True)]
@@ -145,11 +178,33 @@ def _columns(rounds: dict[str, list[Round]], name: str) -> dict[str, float | Non
 
 
 def _print(table: dict[str, dict[str, float | None]]) -> None:
-    head = ("", "added p50", "÷ LiteLLM's", "req/s", "p99", "µs CPU a", "with 1 KB", "µs a", "RSS")
-    under = ("", "ms, 1 conn.", "", "÷ direct, 16 conn.", "", "request", "body", "chunk", "MiB")
-    needed = ("needed", "", "≤ 0.30", "≥ 0.90", "≤ 1.4", "≤ 450", "", "≤ 15", "")
-    widths = (25, 12, 12, 19, 7, 9, 10, 6, 5)
-    forms = (".2f", ".2f", ".3f", ".2f", ".0f", ".0f", ".1f", ".0f")
+    head = (
+        "",
+        "added p50",
+        "÷ LiteLLM's",
+        "req/s",
+        "p99",
+        "µs CPU a",
+        "with 1 KB",
+        "µs a",
+        "scripts",
+        "RSS",
+    )
+    under = (
+        "",
+        "ms, 1 conn.",
+        "",
+        "÷ direct, 16 conn.",
+        "",
+        "request",
+        "body",
+        "chunk",
+        "a req.",
+        "MiB",
+    )
+    needed = ("needed", "", "≤ 0.30", "≥ 0.90", "≤ 1.4", "≤ 450", "", "≤ 15", "2", "")
+    widths = (25, 12, 12, 19, 7, 9, 10, 6, 8, 5)
+    forms = (".2f", ".2f", ".3f", ".2f", ".0f", ".0f", ".1f", ".2f", ".0f")
     lines: list[tuple[str, ...]] = [head, under]
     for name, columns in table.items():
         cells = zip(columns.values(), forms, strict=True)

@@ -7,6 +7,7 @@ load than all of this, and is started before.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from litestar import Litestar, MediaType, Request, Router, get
@@ -23,6 +24,7 @@ from gateway.db import Database, async_url
 from gateway.docs_page import DocsPage, only_the_page
 from gateway.drain import Drain
 from gateway.engine.client import Engine
+from gateway.inference.generation import Walk
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.injection import Injected, in_turn
 from gateway.migrate import prepare
@@ -119,9 +121,6 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             database=database,
             engine=engine,
             store=store,
-            tokenizers=tokenizers,
-            limiter=limiter,
-            meter=meter,
             drain=drain,
         )
         | {
@@ -137,6 +136,16 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
     )
     document_failures(app)
     app.state.engine, app.state.meter, app.state.drain = engine, meter, drain
+    app.state.walk = partial(
+        Walk,
+        settings=settings,
+        engine=engine,
+        database=database,
+        store=store,
+        tokenizers=tokenizers,
+        limiter=limiter,
+        meter=meter,
+    )
     # around the router, not in it: requests that match no route pass, too
     app.asgi_handler = Boundary(app.asgi_handler, drain)
     return app

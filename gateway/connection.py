@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from litestar import Request
@@ -58,9 +57,9 @@ async def read_body(request: Request[Any, Any, Any], bytes_max: int) -> bytes:
 
 def _refuse_longer(request: Request[Any, Any, Any], bytes_max: int) -> None:
     """Raise TooLarge if the request says itself that its body is longer."""
-    length = request.headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length[:20]) > bytes_max:
-        raise _too_large(bytes_max)
+    for name, length in request.scope["headers"]:
+        if name == b"content-length" and length.isdigit() and int(length[:20]) > bytes_max:
+            raise _too_large(bytes_max)
 
 
 def _too_large(bytes_max: int) -> TooLarge:
@@ -72,31 +71,57 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     The body must have been read: the next message from `receive` can only be the disconnect.
     Litestar by itself lets a handler go on when nobody waits for it any more. The work is done in
-    the caller's own task: one more for each request cost as much as its authentication.
+    the caller's own task, and without a task that watches.
     """
     working = asyncio.current_task()
     assert working is not None
     cancelling = working.cancelling()
-    watching = asyncio.create_task(_cancel_when_gone(receive, working))
+    watch = _Watch(_messages(receive), working)
     try:
         return await work
     except asyncio.CancelledError:
-        if _has_ended(watching) and working.uncancel() <= cancelling:
+        if watch.client_gone and working.uncancel() <= cancelling:
             raise ClientGone from None
         raise
     finally:
-        if not watching.done():
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
+        watch.end()
 
 
-async def _cancel_when_gone(receive: Receive, working: asyncio.Task[Any]) -> None:
+async def _messages(receive: Receive) -> None:
+    """Ends when the client has left."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    working.cancel()
 
 
-def _has_ended(watching: asyncio.Task[None]) -> bool:
-    """Whether it has cancelled the work; raises what `receive` raised."""
-    return watching.done() and watching.result() is None
+class _Watch:
+    """Lets a coroutine run while `working` works, and cancels that when it ends.
+
+    Does what a task does with what its coroutine awaits, and no more: to make, register, cancel and
+    await one of asyncio's tasks for each request cost as much as its authentication.
+    """
+
+    def __init__(self, watched: Coroutine[Any, Any, None], working: asyncio.Task[Any]) -> None:
+        self.client_gone = False
+        self._watched = watched
+        self._working = working
+        self._ended = False
+        asyncio.get_running_loop().call_soon(self._step)
+
+    def end(self) -> None:
+        self._ended = True
+        self._watched.close()
+
+    def _step(self, _: object = None) -> None:
+        if self._ended:
+            return
+        try:
+            awaited = self._watched.send(None)
+        except StopIteration:
+            self.client_gone = self._ended = True
+            self._working.cancel()
+            return
+        if awaited is None:  # as asyncio.sleep(0) does: only a turn of the loop
+            asyncio.get_running_loop().call_soon(self._step)
+        else:
+            awaited._asyncio_future_blocking = False  # what tells asyncio that somebody awaits it
+            awaited.add_done_callback(self._step)

@@ -88,3 +88,7 @@ def configure_logging(stream: TextIO | None = None, level: int = logging.INFO) -
         logger.setLevel(max(level, quiet_level))
         logger.propagate = True
     logging.captureWarnings(True)
+    # no line says where in the source or on which thread it was written; to find out takes longer
+    # than to write it (docs.python.org/3/howto/logging.html#optimization)
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

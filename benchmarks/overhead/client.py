@@ -78,6 +78,11 @@ class Connection(asyncio.Protocol):
             raise WrongAnswer(self._received[:2000].decode(errors="replace"))
         return taken
 
+    @property
+    def head(self) -> bytes:
+        """Of the last answer."""
+        return bytes(self._received).partition(b"\r\n\r\n")[0]
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -88,6 +93,16 @@ class Connection(asyncio.Protocol):
         head, end, body = self._received.partition(b"\r\n\r\n")
         _, named, length = head.lower().partition(b"content-length: ")
         return bool(end and named) and len(body) >= int(length.split(b"\r\n")[0])
+
+
+async def head_of(address: Address, script: Script) -> bytes:
+    """Of one answer."""
+    connection = await Connection.open(address.port)
+    try:
+        await connection.ask(address.request(script, stream=False), stream=False)
+        return connection.head
+    finally:
+        connection.close()
 
 
 async def ask_in_turn(address: Address, script: Script, count: int) -> list[float]:

@@ -1,41 +1,60 @@
 """A tenant for which the gateway has everything to do: limits and budgets, of the tenant and of its
-key, that are never reached, and a price."""
+key, that are never reached, and a price. The operator's own verbs make it."""
+
+from sqlalchemy import func, select
 
 from gateway.db import Database, async_url
 from gateway.settings import Settings
-from gateway.tenants import directory, keys
-from gateway.tenants.pepper import open_key_hash
-from gateway.tenants.tables import LimitRow
-from gateway.tenants.usage.tables import Budget, Price
+from gateway.tenants.admin import keys, limits, tenants
+from gateway.tenants.admin.desk import Change, Desk
+from gateway.tenants.admin.shell import actor, with_desk
+from gateway.tenants.usage import budgets, prices
+from gateway.tenants.usage.rates import Rates
+from gateway.tenants.usage.tables import UsageEntry
 
+SLUG = "measured"
 PLENTY = 10**9
 MICROS = 1_000_000
+PERIODS: tuple[budgets.Period, ...] = ("day", "month")
+RATES = Rates(input_micros=MICROS, cached_input_micros=MICROS // 10, output_micros=3 * MICROS)
+LIMITS = {
+    "requests_per_minute": PLENTY,
+    "tokens_per_minute": PLENTY,
+    "concurrent_requests": PLENTY,
+    "request_tokens_max": PLENTY,
+}
 
 
-async def make(settings: Settings) -> str:
-    """Its key. The gateway must have started."""
+def make(settings: Settings) -> str:
+    """Its key. A gateway that runs already knows the price within `prices.REFRESH_S`."""
+
+    async def act(desk: Desk) -> str:
+        async with desk.change(actor()) as change:
+            return await _made(desk, change)
+
+    return with_desk(settings, act)
+
+
+async def _made(desk: Desk, change: Change) -> str:
+    await prices.set_price(change, RATES, model=prices.ANY)
+    await tenants.create(change, SLUG, "", "", 1.0)
+    issued = await keys.create(desk, change, SLUG)
+    key = issued.row.public_id
+    await limits.set_tenant_limits(change, SLUG, LIMITS)
+    await limits.set_key_limits(change, SLUG, key, LIMITS)
+    for period in PERIODS:
+        terms = budgets.Terms(PLENTY * MICROS)
+        await budgets.set_budget(change, SLUG, period, terms)
+        await budgets.set_budget(change, SLUG, period, terms, key)
+    return issued.text.reveal()
+
+
+async def charged(settings: Settings) -> int:
+    """How many requests stand in the ledger with what they cost."""
     database = Database(async_url(settings.database.url.reveal(), settings.data_dir))
+    count = select(func.count()).where(UsageEntry.cost_nanos > 0)
     try:
-        async with database.session() as session:
-            tenant = await directory.create_tenant(session, "measured")
-            issued = await keys.create_key(session, open_key_hash(settings), tenant.id)
-            for owner in (f"tenant:{tenant.id}", f"key:{issued.row.id}"):
-                session.add(
-                    LimitRow(
-                        owner=owner,
-                        requests_per_minute=PLENTY,
-                        tokens_per_minute=PLENTY,
-                        concurrent_requests=PLENTY,
-                        request_tokens_max=PLENTY,
-                    )
-                )
-                for period in ("day", "month"):
-                    amount = PLENTY * MICROS
-                    session.add(
-                        Budget(tenant_id=tenant.id, owner=owner, period=period, amount_nanos=amount)
-                    )
-            price = {"input_micros": MICROS, "cached_input_micros": MICROS // 10}
-            session.add(Price(model="*", output_micros=3 * MICROS, **price))
+        async with database.reading() as connection:
+            return int((await connection.execute(count)).scalar_one())
     finally:
         await database.close()
-    return issued.text.reveal()

@@ -7,13 +7,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import redis
 
 from benchmarks.overhead import litellm, tenant
 from benchmarks.overhead.client import Address
 from benchmarks.peers.child import Failed, answers, child, local_url
 from benchmarks.running_gateway import BASE, ROOT, cpu_s, running
 from gateway import settings
+from gateway.settings import Settings
 from tests.databases import OwnPostgres, free_port, postgres_binaries
 from tests.redis_server import OwnRedis
 
@@ -31,12 +34,28 @@ class Way(NamedTuple):
     address: Address
     pids: list[int]
     """Of what stands between the client and the stub; of the stub itself where nothing does."""
+    redis_url: str = ""
+    """Of the store of limits, if that is a Redis."""
+    settings: Settings | None = None
+    """Of our gateway."""
 
     def cpu_s(self) -> float:
         return sum(map(cpu_s, self.pids))
 
     def rss_mib(self) -> float:
         return sum(map(_rss_mib, self.pids))
+
+    def scripts(self) -> int:
+        """Calls of scripts that Redis has had."""
+        if not self.redis_url:
+            return 0
+        with redis.Redis.from_url(self.redis_url) as client:
+            stats: dict[str, Any] = client.info("commandstats")
+        return int(stats.get("cmdstat_evalsha", {}).get("calls", 0))
+
+    def charged(self) -> int:
+        """Requests in our ledger with what they cost."""
+        return asyncio.run(tenant.charged(self.settings)) if self.settings else 0
 
 
 def _rss_mib(pid: int) -> float:
@@ -85,21 +104,22 @@ def _direct() -> Iterator[Way]:
 def _ours(name: str, model: Path, environ: dict[str, str]) -> Iterator[Way]:
     with _folder() as folder, running(model, folder, WORKER, environ) as gateway:
         current = settings.load(environ=environ | {"LORAGATE_DATA_DIR": str(folder)})
-        key = asyncio.run(tenant.make(current))
-        yield Way(name, Address(gateway.port, key, BASE), [gateway.pid])
+        address = Address(gateway.port, tenant.make(current), BASE)
+        redis_url = environ.get("REDIS_URL", "")
+        yield Way(name, address, [gateway.pid], redis_url, current)
 
 
 @contextmanager
 def _servers() -> Iterator[dict[str, str]]:
     """PostgreSQL and Redis, and the settings that name them. Raises NotHere."""
     binaries = postgres_binaries()
-    redis = shutil.which("redis-server") or shutil.which("valkey-server")
-    if binaries is None or redis is None:
+    redis_server = shutil.which("redis-server") or shutil.which("valkey-server")
+    if binaries is None or redis_server is None:
         raise NotHere(f"no {'redis-server' if binaries else 'PostgreSQL'} on this machine")
     with ExitStack() as stack:
         database = OwnPostgres(binaries)
         stack.callback(database.remove)
-        store = OwnRedis(redis)
+        store = OwnRedis(redis_server)
         stack.callback(store.remove)
         yield {"DATABASE_URL": database.url(database.create()), "REDIS_URL": store.url}
 

@@ -9,6 +9,9 @@ import zmq
 
 from gateway.engine.messages import Command, Event, Events
 
+EVENTS, POLLIN, NOBLOCK, FD = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.FD)
+"""Plain numbers: the package's own are enums, whose operators cost more than the call."""
+
 
 class GatewayEnd:
     """The gateway's end, which `deliver`s events as they arrive; used on its event loop only.
@@ -33,12 +36,12 @@ class GatewayEnd:
         self._socket = context.socket(zmq.PAIR)
         self._socket.set_hwm(0)  # a living worker takes everything
         self._socket.bind(endpoint)
-        self._descriptor = int(self._socket.get(zmq.FD))
+        self._descriptor = int(self._socket.get(FD))
         self._loop.add_reader(self._descriptor, self._drain)
 
     def send(self, command: Command) -> None:
         """Never waits. Raises zmq.ZMQError if there is no worker."""
-        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+        self._socket.send(self._encoder.encode(command), NOBLOCK)
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
@@ -51,8 +54,8 @@ class GatewayEnd:
             return
         try:
             # asked first: the exception of a socket that has nothing costs several times as much
-            while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                message = self._socket.recv(zmq.NOBLOCK)
+            while int(self._socket.get(EVENTS)) & POLLIN:
+                message = self._socket.recv(NOBLOCK)
                 self._deliver(self._decoder.decode(message).events)
         except Exception as error:
             if not self.broken.done():

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import uuid
+from collections import deque
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
@@ -140,7 +141,7 @@ class Mailbox:
         """Requests that the engine computes, or whose end nobody has read yet."""
         return len(self._streams)
 
-    def open(self, request: Submit, account: Account) -> asyncio.Queue[Tokens | Finished | Failed]:
+    def open(self, request: Submit, account: Account) -> "_Events":
         """Where its events arrive."""
         name = request.request_id
         assert name not in self._streams, f"request id {name} is in flight already"
@@ -215,6 +216,33 @@ class Mailbox:
         return self.info
 
 
+class _Events:
+    """A queue that one reader waits at: asyncio's own, which may have any number of both, and an
+    end, took longer to make than the request waits in it."""
+
+    __slots__ = ("_arrived", "_waiter")
+
+    def __init__(self) -> None:
+        self._arrived: deque[Tokens | Finished | Failed] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Tokens | Finished | Failed) -> None:
+        self._arrived.append(event)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Tokens | Finished | Failed:
+        """If whoever awaits it is cancelled, nothing is lost."""
+        assert self._waiter is None, "a stream has one reader"
+        while not self._arrived:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._arrived.popleft()
+
+
 class _InFlight:
     """One request: what the engine has told of it, and who reads that."""
 
@@ -222,7 +250,7 @@ class _InFlight:
 
     def __init__(self, prompt_tokens: int, account: Account) -> None:
         self.account = account
-        self.events: asyncio.Queue[Tokens | Finished | Failed] = asyncio.Queue()
+        self.events = _Events()
         self.ended = False
         self.patience: asyncio.TimerHandle | None = None
         """Runs once the stream was left."""
@@ -250,7 +278,7 @@ class _InFlight:
         else:
             self.lost("failed")
         if not self.left:
-            self.events.put_nowait(event)
+            self.events.put(event)
 
     def lost(self, reason: EndReason) -> None:
         """The engine's own count will not come."""

@@ -5,9 +5,9 @@ Decoding joins the bytes of tokens, which lets a stream go on where it stopped.
 """
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import tokenizers
 
 from gateway.engine.chat_template import ChatTemplate, ChatTemplateError
 from gateway.engine.control_tokens import ControlTokens, split, unused_mark
+from gateway.engine.fixed_text import FixedText
 from gateway.engine.model import gguf_tokenizer
 from gateway.engine.model.errors import ModelError
 from gateway.engine.model.folder_config import Fields, end_tokens, read_json
@@ -26,6 +27,8 @@ from gateway.engine.token_bytes import TokenBytes
 __all__ = ["ChatTemplateError", "TextStream", "Tokenizer"]
 
 TOKENIZER_BYTES_MAX = 1 << 28
+PROBES = ("a", "b c")
+"""Messages without anything in common."""
 
 
 class Tokenizer:
@@ -58,6 +61,7 @@ class Tokenizer:
         self._control_in_answers = ControlTokens(special)
         self._control = ControlTokens(structural)
         self._control_ids = {backend.token_to_id(content) for content in structural}
+        self._prompt: Callable[[str], list[int]] = partial(_encode, backend, ends=False)
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
@@ -69,6 +73,21 @@ class Tokenizer:
         _ = self._text_backend
         with suppress(ChatTemplateError):  # a template may refuse anything
             self.encode_chat([{"role": "user", "content": "…"}])
+            self._learn_fixed_text()
+
+    def _learn_fixed_text(self) -> None:
+        """Raises ChatTemplateError."""
+        # what SentencePiece does to the first part of a text it does not do to the others
+        if (
+            self._template
+            and FixedText.is_sound_for(self._backend)
+            and not (self.token_bytes.first_space_drops)
+        ):
+            fixed = FixedText(self._backend, self._prompt)
+            fixed.learn(
+                self._template.render([{"role": "user", "content": content}]) for content in PROBES
+            )
+            self._prompt = fixed.encode
 
     @property
     def vocab_size(self) -> int:
@@ -93,7 +112,7 @@ class Tokenizer:
         if self._template is None:
             raise ChatTemplateError("The base model has no chat template; use /v1/completions.")
         if not any(self._control.within(text) for each in messages for text in each.values()):
-            return _encode(self._backend, self._template.render(messages), ends=False)
+            return self._prompt(self._template.render(messages))
         mark = unused_mark(messages, self._template.source)
         if mark is None:
             raise ChatTemplateError("The messages use every private character of Unicode.")

@@ -4,16 +4,18 @@ import time
 from typing import Any
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, post
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.types import ASGIApp
 
 from gateway.connection import read_body, unless_gone
 from gateway.errors import InvalidRequest
 from gateway.inference import parameters
 from gateway.inference.decoding import decode
-from gateway.inference.generation import Answer, Ask, Conversation, Ending, Walk
+from gateway.inference.generation import Answer, Ask, Conversation, Ending, Walk, begin
 from gateway.inference.openapi import ChatOperation
 from gateway.inference.stream import EventStream, Frames
+from gateway.inference.whole import JsonAnswer
 from gateway.inference.wire import (
     ChatChoice,
     ChatCompletion,
@@ -22,8 +24,6 @@ from gateway.inference.wire import (
     ContentPart,
     Message,
 )
-from gateway.injection import Injected
-from gateway.settings import Settings
 
 DECODER = msgspec.json.Decoder(ChatRequest)
 ENCODER = msgspec.json.Encoder()
@@ -47,16 +47,15 @@ MESSAGES_MAX = 10_000
 )
 async def create_chat_completion(
     request: Request[Any, Any, Any],
-    settings: Injected[Settings],
-    walk: Injected[Walk],
-) -> Response[Any]:
-    body = decode(await read_body(request, settings.server.body_bytes_max), DECODER)
+) -> ASGIApp:
+    walk = await begin(request)
+    body = decode(await read_body(request, walk.body_bytes_max), DECODER)
     ask = to_ask(body)
     if body.stream:
         include_usage = body.stream_options is not None and body.stream_options.include_usage
         return EventStream(_frames(walk, ask, include_usage=bool(include_usage)), walk.headers)
     answer = await unless_gone(request.receive, _complete(walk, ask))
-    return Response(answer, headers=walk.headers)
+    return JsonAnswer(answer, walk.headers)
 
 
 def to_ask(body: ChatRequest) -> Ask:

@@ -7,11 +7,12 @@ Every endpoint that generates walks it; limits, policies and accounting join it 
 
 import asyncio
 import logging
-import uuid
+import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+from litestar import Request
 from msgspec import Struct
 
 from gateway.adapters import catalog
@@ -101,6 +102,7 @@ class Walk:
     ) -> None:
         self.headers: dict[str, str] = {}
         """What the response should have, complete before the answer's first piece."""
+        self.body_bytes_max = settings.server.body_bytes_max
         self._principal = principal
         self._first_token_s_max = settings.server.first_token_s_max
         self._engine, self._database, self._store = engine, database, store
@@ -121,7 +123,7 @@ class Walk:
             prompt = await _tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
             room = _room(len(prompt), ask, info)
             submit = Submit(
-                request_id=f"{ask.id_prefix}{uuid.uuid4().hex}",
+                request_id=f"{ask.id_prefix}{secrets.token_hex(16)}",
                 prompt=prompt,
                 max_tokens=_within_limit(room, len(prompt), ask, self._principal),
                 sampling=ask.sampling,
@@ -185,6 +187,17 @@ class Walk:
                     param="model",
                 )
             yield version.name, self._store.ref(version.digest)
+
+
+async def begin(request: Request[Any, Any, Any]) -> Walk:
+    """The walk of whoever asks; the app's state has its parts.
+
+    Not injected: with its eight parts, that cost as much as authenticating the request. Raises what
+    the authenticator raises.
+    """
+    state = request.app.state
+    walk: Walk = state.walk(await state.authenticator(request))
+    return walk
 
 
 class Answer:

@@ -13,12 +13,11 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import msgspec
-from litestar import Request, Response
-from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
 from gateway.connection import ClientGone, unless_gone
 from gateway.errors import ApiError
+from gateway.inference.whole import encoded
 
 logger = logging.getLogger(__name__)
 
@@ -45,39 +44,17 @@ def frame(message: object) -> bytes:
     return b"data: " + msgspec.json.encode(message) + b"\n\n"
 
 
-class EventStream(Response[None]):
-    """What a handler returns: frames that are made when the response is sent."""
+class EventStream:
+    """What a handler returns: an ASGI app that makes the frames while it sends them."""
 
     def __init__(self, frames: Frames, late_headers: Mapping[str, str] | None = None) -> None:
         """`late_headers`: read when the first frame is there."""
-        super().__init__(None, media_type="text/event-stream")
         self._frames = frames
         self._late_headers = {} if late_headers is None else late_headers
 
-    def to_asgi_response(
-        self,
-        app: Any,
-        request: Request[Any, Any, Any],
-        *,
-        headers: dict[str, str] | None = None,
-        **_: Any,
-    ) -> ASGIResponse:
-        return _AsgiEventStream(self._frames, {**(headers or {}), **HEADERS}, self._late_headers)
-
-
-class _AsgiEventStream(ASGIResponse):
-    _should_set_content_length = False
-
-    def __init__(
-        self, frames: Frames, headers: dict[str, str], late_headers: Mapping[str, str]
-    ) -> None:
-        super().__init__(headers=headers, media_type=headers["content-type"])
-        self._frames = frames
-        self._late_headers = late_headers
-
-    async def start_response(self, send: Send) -> None:
-        self.headers.update(self._late_headers)
-        await super().start_response(send)
+    async def start(self, send: Send) -> None:
+        headers = encoded({**HEADERS, **self._late_headers})
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError as long as nothing was sent."""
@@ -93,7 +70,7 @@ class _AsgiEventStream(ASGIResponse):
 class _Writer:
     """The response's sending side, shared by the frames and the keep-alive."""
 
-    def __init__(self, send: Send, response: ASGIResponse) -> None:
+    def __init__(self, send: Send, response: EventStream) -> None:
         self._send, self._response = send, response
         self._lock = asyncio.Lock()
         self.started = False
@@ -106,7 +83,7 @@ class _Writer:
             self.since, self.writing = time.monotonic(), True
             if not self.started:
                 self.started = True
-                await self._response.start_response(self._send)
+                await self._response.start(self._send)
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
             self.writing = False
 

@@ -63,7 +63,7 @@ class Authenticator:
 
     async def __call__(self, request: Request[Any, Any, Any]) -> Principal:
         """The Litestar dependency `principal`."""
-        principal = await self.authenticate(request.headers.get("authorization"), request.scope)
+        principal = await self.authenticate(_authorization(request.scope), request.scope)
         request.scope["state"]["tenant"] = principal.tenant_slug  # for the access log
         return principal
 
@@ -130,6 +130,14 @@ class Authenticator:
                     f"{address or 'unknown'}. Use it from a network that it was created for.",
                     code="network_not_allowed",
                 )
+
+
+def _authorization(scope: HTTPScope) -> str | None:
+    """Not by way of `request.headers`, which would read all of them."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return value.decode("latin-1")
+    return None
 
 
 def _bearer(header: str | None) -> str:

@@ -201,7 +201,7 @@ async def played(
     async def forever() -> Any:
         await asyncio.Event().wait()
 
-    response = EventStream(frames).to_asgi_response(None, None)  # type: ignore[arg-type]  # unused
+    response = EventStream(frames)
     task = asyncio.ensure_future(response({}, receive or forever, send))  # type: ignore[arg-type]
     if cancel_after_s is not None:
         await asyncio.sleep(cancel_after_s)
