@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 MICROS = 10**6
 NANOS = 10**9
+DIGITS_MAX = 20
+"""More than any amount may have."""
 
 
 class Money(click.ParamType[int]):
@@ -48,7 +50,8 @@ class Money(click.ParamType[int]):
             amount = Decimal(str(value)) * self._parts
         except InvalidOperation:
             amount = Decimal("NaN")
-        if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value():
+        # first of all its size: as an integer, 1e999999999 would fill the memory
+        if not amount.is_finite() or amount.adjusted() > DIGITS_MAX or amount < 0 or amount % 1:
             self.fail(f"{value!r} is no amount like 12.50.", param, ctx)
         return int(amount)
 
