@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import click
@@ -48,7 +48,7 @@ class Money(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             amount = Decimal(str(value)) * self._parts
-        except InvalidOperation:
+        except ArithmeticError:
             amount = Decimal("NaN")
         # first of all its size: as an integer, 1e999999999 would fill the memory
         if not amount.is_finite() or amount.adjusted() > DIGITS_MAX or amount < 0 or amount % 1:
