@@ -1,9 +1,10 @@
-"""Names for people, which end up in tables, logs and the audit trail."""
+"""Names, which end up in tables, logs and the audit trail."""
 
 from gateway.errors import InvalidRequest
 from gateway.telemetry import redact
 
 CHARACTERS_MAX = 200
+MODEL_CHARACTERS_MAX = 255
 
 
 def checked_name(name: str, whose: str) -> str:
@@ -17,3 +18,9 @@ def checked_name(name: str, whose: str) -> str:
     if redact(name) != name:
         raise InvalidRequest("A name must not hold an API key or a password.", param="name")
     return name
+
+
+def can_be_model(name: str) -> bool:
+    """Whether an adapter or a base model could be called so, and no secret is given away."""
+    fits = 1 <= len(name) <= MODEL_CHARACTERS_MAX and name.isprintable()
+    return fits and redact(name) == name

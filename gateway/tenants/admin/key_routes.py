@@ -1,6 +1,6 @@
 """Tenants' keys over HTTP, for the operator. Admin keys are made in the shell."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from litestar import Router, get, post
 from litestar.params import JSONBody
@@ -9,7 +9,7 @@ from gateway.errors import InvalidRequest
 from gateway.injection import Injected
 from gateway.tenants import keys as key_rows
 from gateway.tenants.admin import keys
-from gateway.tenants.admin.access import After, KeyId, Limit, Slug
+from gateway.tenants.admin.access import After, KeyId, Limit, Slug, moment
 from gateway.tenants.admin.access import actor as actor_dependency
 from gateway.tenants.admin.desk import Desk
 from gateway.tenants.admin.objects import (
@@ -41,7 +41,7 @@ async def create_key(
             slug,
             data.name,
             key_rows.TENANT_SCOPES if data.scopes is None else data.scopes,
-            _moment(data.expires_at),
+            moment(data.expires_at, "expires_at"),
             data.allowed_adapters,
             data.allowed_networks,
         )
@@ -107,15 +107,6 @@ async def revoke_key(
     async with desk.change(actor) as change:
         revoked = await keys.revoke(change, slug, key)
     return key_object(revoked)
-
-
-def _moment(unix: int | None) -> datetime | None:
-    if unix is None:
-        return None
-    try:
-        return datetime.fromtimestamp(unix, UTC)
-    except (OverflowError, ValueError, OSError):
-        raise InvalidRequest("No calendar has this moment.", param="expires_at") from None
 
 
 def _overlap(hours: float) -> timedelta:

@@ -99,8 +99,9 @@ class Counters(Protocol):
     async def settle(self, claim: Claim, tokens: int, cost_nanos: int, *, refused: bool) -> None:
         """End the leases, give unused tokens back to where they came from, and note the cost.
 
-        `tokens` were used; if `refused`, the request itself does not count either. Of a request
-        that is not known here, or no more, nothing is noted.
+        `tokens` were used, and count even if they are more than were granted; if `refused`, the
+        request itself does not count either. Of a request that is not known here, or no more,
+        nothing is noted.
         """
         ...
 

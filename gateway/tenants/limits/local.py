@@ -258,6 +258,9 @@ class LocalCounters:
                 for bound in bounds.tokens:
                     self._window(bound).give(bucket, n)
                 unused -= n
+        if unused < 0:
+            for bound in bounds.tokens:
+                self._window(bound).count(now // BUCKET_MS, -unused)
         del self._records[request_id]
 
     async def raise_spent(self, pot: Pot, nanos: int) -> None:

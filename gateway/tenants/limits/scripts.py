@@ -290,6 +290,9 @@ for g = #grants, 1, -1 do
     unused = unused - n
   end
 end
+if unused < 0 then
+  for i = requests + 1, windows do count(KEYS[1 + i], -unused) end
+end
 redis.call('DEL', KEYS[1])
 return 1
 """

@@ -1,6 +1,5 @@
 """Budgets: what a tenant, or one of its keys, may spend in a day or a month."""
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -17,9 +16,6 @@ from gateway.tenants.announcements import Changed
 from gateway.tenants.limits.bounds import period_of
 from gateway.tenants.limits.rows import key_owner, tenant_owner
 from gateway.tenants.usage.tables import Budget, BudgetAlert
-
-ID = re.compile(r"[0-9A-Za-z-]{1,36}")
-"""Of a budget: anything else is not even looked up."""
 
 Period = Literal["day", "month"]
 
@@ -89,7 +85,7 @@ async def delete_budget(change: Change, slug: str, budget_id: str) -> Budget:
     session = change.session
     tenant_id = (await directory.tenant_by_slug(session, slug, change=True)).id
     budget = None
-    if ID.fullmatch(budget_id):
+    if keys.ID.fullmatch(budget_id):  # anything else is not even looked up
         named = Budget.tenant_id == tenant_id, Budget.id == budget_id
         budget = await session.scalar(select(Budget).where(*named))
     if budget is None:

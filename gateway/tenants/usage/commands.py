@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import click
@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 MICROS = 10**6
 NANOS = 10**9
+DIGITS_MAX = 20
+"""More than any amount may have."""
 
 
 class Money(click.ParamType[int]):
@@ -46,9 +48,10 @@ class Money(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
             amount = Decimal(str(value)) * self._parts
-        except InvalidOperation:
+        except ArithmeticError:
             amount = Decimal("NaN")
-        if not amount.is_finite() or amount < 0 or amount != amount.to_integral_value():
+        # first of all its size: as an integer, 1e999999999 would fill the memory
+        if not amount.is_finite() or amount.adjusted() > DIGITS_MAX or amount < 0 or amount % 1:
             self.fail(f"{value!r} is no amount like 12.50.", param, ctx)
         return int(amount)
 

@@ -20,9 +20,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.db import Database, now
 from gateway.errors import DatabaseUnavailable, InvalidRequest
-from gateway.telemetry import redact
 from gateway.tenants import directory
 from gateway.tenants.admin.desk import Change
+from gateway.tenants.names import can_be_model
 from gateway.tenants.usage.rates import FREE, Rates
 from gateway.tenants.usage.tables import Price
 
@@ -32,7 +32,6 @@ REFRESH_S = 5.0
 """A new price is in force everywhere after so long."""
 MICROS_MAX = 10**12
 """A million of the currency for a million tokens: more is a slip, and sums must fit 64 bits."""
-MODEL_CHARACTERS_MAX = 255
 ANY = "*"
 GRACE = timedelta(minutes=1)
 """Whoever asks for a price from now on says a moment that is over when it is read."""
@@ -57,9 +56,7 @@ async def set_price(
                 f"A price lies between 0 and {MICROS_MAX} millionths for a million tokens.",
                 param=name,
             )
-    if not (1 <= len(model) <= MODEL_CHARACTERS_MAX and model.isprintable()) or (
-        redact(model) != model  # it goes into the audit trail
-    ):
+    if not can_be_model(model):
         raise InvalidRequest(
             "A price is for the base model, an adapter's name, or `*` for all.", param="model"
         )

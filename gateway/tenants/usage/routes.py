@@ -1,7 +1,6 @@
 """Usage, prices and budgets over HTTP."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from litestar import Response, Router, delete, get, post, put
@@ -12,14 +11,14 @@ from litestar.response import Stream
 from msgspec import Struct
 
 from gateway.db import Database
-from gateway.errors import InvalidRequest
 from gateway.injection import Injected
 from gateway.openapi_exports import MEDIA_TYPES, ExportOperation, Format
 from gateway.settings import Settings
 from gateway.tenants import directory
-from gateway.tenants.admin.access import Slug
+from gateway.tenants.admin.access import Slug, moment
 from gateway.tenants.admin.access import actor as actor_dependency
 from gateway.tenants.admin.desk import Desk
+from gateway.tenants.admin.objects import Page
 from gateway.tenants.audit.trail import Actor
 from gateway.tenants.keys import Principal
 from gateway.tenants.usage import budgets, prices, report, webhooks
@@ -81,12 +80,6 @@ class PriceObject(Struct, frozen=True, kw_only=True):
     """Unix time."""
 
 
-class PriceList(Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[PriceObject]
-    has_more: bool = False
-
-
 class PriceRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     model: str
     """The base model, an adapter's name, or `*` for all."""
@@ -112,12 +105,6 @@ class BudgetObject(Struct, frozen=True, kw_only=True):
     alert_percents: list[int]
     webhook_url: str
     created_at: int
-
-
-class BudgetList(Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[BudgetObject]
-    has_more: bool = False
 
 
 class BudgetRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -205,10 +192,10 @@ async def get_usage_of_tenants(
     operation_id="listPrices",
     summary="Prices in force, and those to come",
 )
-async def list_prices(actor: Injected[Actor], desk: Injected[Desk]) -> PriceList:
+async def list_prices(actor: Injected[Actor], desk: Injected[Desk]) -> Page[PriceObject]:
     async with desk.look() as session:
         rows = await prices.list_prices(session)
-    return PriceList(data=[_price(row) for row in rows])
+    return Page([_price(row) for row in rows], has_more=False)
 
 
 @post(
@@ -222,7 +209,7 @@ async def set_price(
 ) -> PriceObject:
     cached = data.input_micros if data.cached_input_micros is None else data.cached_input_micros
     rates = Rates(data.input_micros, cached, data.output_micros)
-    valid_from = None if data.valid_from is None else _from_unix(data.valid_from)
+    valid_from = moment(data.valid_from, "valid_from")
     async with desk.change(actor) as change:
         row = await prices.set_price(
             change, rates, model=data.model, tenant=data.tenant, valid_from=valid_from
@@ -235,10 +222,12 @@ async def set_price(
     operation_id="listBudgets",
     summary="A tenant's budgets, and those of its keys",
 )
-async def list_budgets(slug: Slug, actor: Injected[Actor], desk: Injected[Desk]) -> BudgetList:
+async def list_budgets(
+    slug: Slug, actor: Injected[Actor], desk: Injected[Desk]
+) -> Page[BudgetObject]:
     async with desk.look() as session:
         rows = await budgets.list_budgets(session, slug)
-    return BudgetList(data=[_budget(row) for row in rows])
+    return Page([_budget(row) for row in rows], has_more=False)
 
 
 @put(
@@ -318,13 +307,6 @@ async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[byt
     yield first
     async for lines in rest:
         yield lines
-
-
-def _from_unix(seconds: int) -> datetime:
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, ValueError, OSError):
-        raise InvalidRequest("`valid_from` is Unix time in seconds.", param="valid_from") from None
 
 
 def _price(row: Price) -> PriceObject:

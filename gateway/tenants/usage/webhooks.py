@@ -49,8 +49,6 @@ async def check_setting(url: str, settings: Settings) -> None:
             "first.",
             param="webhook_url",
         )
-    if redact(url) != url:
-        raise InvalidRequest("A webhook's URL must not hold an API key.", param="webhook_url")
     if len(url) > URL_CHARACTERS_MAX:
         raise InvalidRequest(
             f"A webhook's URL has at most {URL_CHARACTERS_MAX} characters.", param="webhook_url"
@@ -62,6 +60,8 @@ async def check_setting(url: str, settings: Settings) -> None:
         raise InvalidRequest(str(refused), param="webhook_url") from None
     except TimeoutError:
         raise InvalidRequest(UNRESOLVED, param="webhook_url") from None
+    if redact(url) != url:
+        raise InvalidRequest("A webhook's URL must not hold an API key.", param="webhook_url")
 
 
 class WebhookRefused(Exception):

@@ -66,6 +66,17 @@ async def test_unused_tokens_go_back_to_the_bucket_they_came_from(counting: Coun
     assert (await counters.admit(claim_of(TOKENS, "d", tokens=50))).fills[0].used == 100
 
 
+async def test_f3_what_was_used_beyond_the_grant_counts_once(counting: Counting):
+    counters, _ = counting
+    claim = claim_of(TOKENS, "a", tokens=20)
+    await counters.admit(claim)
+    for _ in range(2):
+        await counters.settle(claim, 90, 0, refused=False)
+    verdict = await counters.admit(claim_of(TOKENS, "b", tokens=11))
+    assert (verdict.answer, verdict.fills[0].used) == (Answer.WINDOW_FULL, 90)
+    assert await admit(counters, TOKENS, "c", tokens=10) is Answer.ADMITTED
+
+
 async def test_an_extension_gets_what_is_left_and_then_nothing(counting: Counting):
     counters, _ = counting
     claim = claim_of(TOKENS, "a", tokens=70)

@@ -102,6 +102,7 @@ def test_usage_is_a_table_for_people_and_lines_for_scripts(shell: Shell) -> None
         (("usage", "--start", "yesterday"), "`start`"),
         (("prices", "set", "*", "--input", "-1", "--output", "1"), "no amount"),
         (("prices", "set", "*", "--input", "nan", "--output", "1"), "no amount"),
+        (("prices", "set", "*", "--input", "1e999999999", "--output", "1"), "no amount"),
         (("prices", "set", "*", "--input", "0.0000001", "--output", "1"), "no amount"),
         (("prices", "set", "*", "--input", "1", "--output", "1", "--from", "2020-01-01"), "past"),
         (("budgets", "set", "nobody", "day", "1"), "no tenant 'nobody'"),
