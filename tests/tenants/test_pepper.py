@@ -1,3 +1,4 @@
+import hmac
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,13 @@ def test_a_damaged_pepper_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="restore it"):
         open_key_hash(Settings(data_dir=tmp_path))
     assert (tmp_path / "pepper").read_text() == ""
+
+
+@pytest.mark.parametrize("length", [32, 63, 64, 65, 200])
+def test_a_keys_hash_is_its_hmac_under_the_pepper(length: int) -> None:
+    pepper = ("pépper!" * 40)[:length]
+    key_hash = KeyHash(Secret(pepper))
+    for key in ("", "lg_sk_Ab3dE6gH9j", "x" * 1000):
+        assert key_hash.of(key) == hmac.digest(pepper.encode(), key.encode(), "sha256")
+        assert key_hash.matches(key, hmac.digest(pepper.encode(), key.encode(), "sha256"))
+        assert not key_hash.matches(key + "y", key_hash.of(key))
