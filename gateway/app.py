@@ -17,6 +17,8 @@ from litestar.openapi.spec import Components, SecurityScheme
 from gateway import __version__, health, inference
 from gateway.adapters import catalog
 from gateway.adapters import routes as adapters
+from gateway.adapters.resumable import routes as resumable
+from gateway.adapters.resumable.uploads import Uploads
 from gateway.adapters.store import AdapterStore, store_folder
 from gateway.boundary import Boundary
 from gateway.db import Database, async_url
@@ -65,6 +67,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         async_url(settings.database.url.reveal(), settings.data_dir), settings.database.pool_size
     )
     store = AdapterStore(store_folder(settings))
+    uploads = Uploads(settings, database)
     tokenizers = TokenizerSource(engine)
     redis = connect(settings)
     announcer = Announcer(redis)
@@ -80,6 +83,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             stack.push_async_callback(database.close)
             await _rehearse(database)
             store.open()
+            await stack.enter_async_context(uploads.running())
             if redis is not None:
                 stack.push_async_callback(redis.aclose)
             key_hash = open_key_hash(settings)
@@ -110,6 +114,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             *health.handlers,
             openapi_document,
             *adapters.handlers,
+            *resumable.handlers,
             *inference.handlers,
             *tenants.handlers,
             *usage.handlers,
@@ -119,6 +124,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             database=database,
             engine=engine,
             store=store,
+            uploads=uploads,
             tokenizers=tokenizers,
             limiter=limiter,
             meter=meter,

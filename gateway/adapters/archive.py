@@ -162,7 +162,9 @@ def _unpack_zip(archive: Path, folder: Path, bytes_max: int, counted: _Counted) 
                 wanted = _wanted_of_zip(member, names)
                 if wanted is not None:
                     with opened.open(member) as content:
-                        files.write(wanted, _counted_chunks(content, counted))
+                        size = files.write(wanted, _counted_chunks(content, counted))
+                    if size != member.file_size:
+                        refuse(f"is damaged: {wanted} has not the size that it should have.")
     except EOFError:
         refuse("was cut short.")
     except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -202,7 +204,8 @@ class _Files:
         self._folder, self._bytes_max = folder, bytes_max
         self._weights_bytes = 0
 
-    def write(self, name: str, chunks: Iterable[bytes]) -> None:
+    def write(self, name: str, chunks: Iterable[bytes]) -> int:
+        """Returns the file's size."""
         size = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with open(os.open(self._folder / name, flags, 0o600), "wb") as file:
@@ -212,6 +215,7 @@ class _Files:
                 file.write(chunk)
         if name not in (CONFIG_FILE, INDEX_FILE):
             self._weights_bytes += size
+        return size
 
     def _check(self, name: str, size: int) -> None:
         others = {CONFIG_FILE: CONFIG_BYTES_MAX, INDEX_FILE: INDEX_BYTES_MAX}

@@ -58,9 +58,7 @@ class Names:
                 refuse(f"has {_shown(name)}, which only looks like {base}.")
             return None
         if self._folder not in (None, path.parent):
-            refuse(
-                f"has adapters in several folders, {_shown(name)} among them. Pack one folder alone."
-            )
+            refuse(f"has adapters in several folders, {_shown(name)} among them. Pack one alone.")
         self._folder = path.parent
         return path.name
 

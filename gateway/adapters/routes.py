@@ -16,7 +16,7 @@ from gateway.adapters.peft_config import CONFIG_BYTES_MAX
 from gateway.adapters.shards import INDEX_BYTES_MAX
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import Adapter
-from gateway.adapters.upload import Upload
+from gateway.adapters.upload import Upload, Uploaded
 from gateway.connection import chunks
 from gateway.db import Database
 from gateway.engine.client import Engine
@@ -118,15 +118,11 @@ async def create_adapter(
     body = chunks(request, settings.adapters.upload_bytes_max + OTHER_BYTES_MAX)
     uploaded = await Upload(settings, database, store, engine).run(
         principal.tenant_id,
-        _allowance(principal, settings),
+        allowance_of(principal, settings),
         body,
         request.headers.get("content-type", ""),
     )
-    placed = uploaded.placed
-    return Response(
-        UploadedAdapter(**_fields(placed.adapter), warnings=uploaded.warnings),
-        status_code=201 if placed.changed else 200,
-    )
+    return uploaded_adapter(uploaded)
 
 
 @get(
@@ -190,7 +186,15 @@ async def delete_adapter(
     return DeletedAdapter(removed.adapter_id)
 
 
-def _allowance(principal: Principal, settings: Settings) -> Allowance:
+def uploaded_adapter(uploaded: Uploaded) -> Response[UploadedAdapter]:
+    placed = uploaded.placed
+    return Response(
+        UploadedAdapter(**_fields(placed.adapter), warnings=uploaded.warnings),
+        status_code=201 if placed.changed else 200,
+    )
+
+
+def allowance_of(principal: Principal, settings: Settings) -> Allowance:
     limits, most = principal.tenant_limits, settings.adapters.tenant_adapters_max
     return Allowance(
         adapters_max=most if limits.adapters_max is None else min(most, limits.adapters_max),

@@ -308,7 +308,7 @@ def test_s3_a_members_name_that_leads_elsewhere_is_refused(
     members = with_member(NAMES[fault])
     (tmp_path / "archive").write_bytes(packed_as(kind, members))
     (tmp_path / "draft").mkdir()
-    with pytest.raises(InvalidAdapter, match="name|folder"):
+    with pytest.raises(InvalidAdapter, match=r"name|folder"):
         unpack(tmp_path / "archive", tmp_path / "draft", UPLOAD_BYTES_MAX)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "draft"]
     assert list((tmp_path / "draft").iterdir()) == []
@@ -329,11 +329,14 @@ def test_a_damaged_archive_never_breaks_the_server(tmp_path: Path, kind: str, se
     draft = tmp_path / "draft"
     draft.mkdir()
     (draft / "archive").write_bytes(archive)
+    refusal: ApiError | None = None
     try:
         check_draft(draft, INFO, UPLOAD_BYTES_MAX)
     except ApiError as error:
-        assert error.status in (413, 422)
-        assert error.message
+        refusal = error
+    if refusal is not None:
+        assert refusal.status in (413, 422)
+        assert refusal.message
     else:
         kept = sorted(path.name for path in draft.iterdir())
         assert kept == sorted(GOOD)

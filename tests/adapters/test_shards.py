@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def test_the_digest_does_not_depend_on_how_the_weights_were_cut(site: Site) -> N
         answer = site.upload(config=None, weights=None, archive=("a", archive))
         assert answer.status_code == 200, answer.text
         assert answer.json()["digest"] == whole
-        as_parts = {name: (name, content) for name, content in sharded(count).items()}
+        as_parts: dict[str, Any] = {
+            name: (name, content) for name, content in sharded(count).items()
+        }
         answer = site.upload(weights=None, **as_parts)
         assert answer.status_code == 200, answer.text
         assert answer.json()["digest"] == whole
