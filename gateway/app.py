@@ -83,6 +83,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             stack.push_async_callback(database.close)
             await _rehearse(database)
             store.open()
+            stack.callback(store.sandbox.close)
             await stack.enter_async_context(uploads.running())
             if redis is not None:
                 stack.push_async_callback(redis.aclose)

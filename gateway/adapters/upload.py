@@ -18,7 +18,6 @@ from sqlalchemy.exc import IntegrityError
 
 from gateway.adapters import catalog
 from gateway.adapters.allowance import Allowance
-from gateway.adapters.draft import check_draft
 from gateway.adapters.parts import Received, receive
 from gateway.adapters.peft_format import Manifest, version_digest
 from gateway.adapters.store import AdapterStore
@@ -128,10 +127,9 @@ class Upload:
         draft: Path,
         info: ModelInfo,
     ) -> Uploaded:
-        async with self._store.checks:
-            manifest = await asyncio.to_thread(
-                check_draft, draft, info, self._bytes_max, received.weights_sha256
-            )
+        manifest = await self._store.sandbox.check(
+            draft, info, self._bytes_max, received.weights_sha256
+        )
         # again where it is placed; here so that no engine tries what can't be kept
         await self._check_room(tenant_id, allowance, received.name, manifest.size_bytes)
         digest = version_digest(manifest)

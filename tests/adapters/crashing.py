@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from gateway.adapters import catalog, upload
+from gateway.adapters import catalog
 from gateway.adapters.resumable import rows
 from gateway.adapters.resumable.spool import Spool, _Writing
 from gateway.adapters.resumable.uploads import Uploads
+from gateway.adapters.sandbox import Sandbox
 from gateway.adapters.store import AdapterStore
 from gateway.app import create_app
 from gateway.settings import Adapters
@@ -33,7 +34,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "spool.keep": (_Writing, "keep"),
     "rows.add_part": (rows, "add_part"),
     "spool.assemble": (Spool, "assemble"),
-    "check": (upload, "check_draft"),
+    "check": (Sandbox, "check"),
     "store.put": (AdapterStore, "put"),
     "place": (catalog, "place"),
     "end": (Uploads, "_end"),
