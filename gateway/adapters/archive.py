@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backports import zstd
 
-from gateway.adapters.members import MEMBERS_MAX, Names, refuse
+from gateway.adapters.members import MEMBERS_MAX, MemberNames, refuse
 from gateway.adapters.peft_config import CONFIG_BYTES_MAX
 from gateway.adapters.peft_format import CONFIG_FILE
 from gateway.adapters.shards import INDEX_BYTES_MAX, INDEX_FILE
@@ -124,7 +124,7 @@ def _unpack_tar(stream: _Unpacked, folder: Path, bytes_max: int, kind: str) -> N
         members = TarMembers(_Chained(head, stream))
     else:
         members = TarMembers(stream)
-    names, files = Names(), _Files(folder, bytes_max)
+    names, files = MemberNames(), _Files(folder, bytes_max)
     for member in members:
         wanted = names.wanted(member.name, folder=member.folder)
         if wanted is not None:
@@ -152,7 +152,7 @@ def _first_block(stream: Stream) -> bytes:
 
 
 def _unpack_zip(archive: Path, folder: Path, bytes_max: int, counted: _Counted) -> None:
-    names, files = Names(), _Files(folder, bytes_max)
+    names, files = MemberNames(), _Files(folder, bytes_max)
     try:
         with _ZipBytes(archive) as file, zipfile.ZipFile(file) as opened:
             members = opened.infolist()
@@ -177,7 +177,7 @@ def _unpack_zip(archive: Path, folder: Path, bytes_max: int, counted: _Counted) 
         refuse("is damaged: it names a place outside of itself.")
 
 
-def _wanted_of_zip(member: zipfile.ZipInfo, names: Names) -> str | None:
+def _wanted_of_zip(member: zipfile.ZipInfo, names: MemberNames) -> str | None:
     name = member.orig_filename  # zipfile cuts the other at a zero byte
     if member.flag_bits & 0x1:
         refuse(f"has an encrypted member: {name[:100]!a}.")

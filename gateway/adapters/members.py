@@ -26,7 +26,7 @@ PICKLE_ADVICE = (
 )
 
 
-class Names:
+class MemberNames:
     """The names of one archive, each told once, in order."""
 
     def __init__(self) -> None:

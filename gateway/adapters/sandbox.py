@@ -61,7 +61,9 @@ class Sandbox:
         """As `check_draft`, and raises what it raises. Cancelling it ends the child."""
         task = Task(str(draft), info, bytes_max, weights_sha256)
         async with self._turns:
-            child = self._idle_child() or await asyncio.to_thread(_Child)
+            child = self._idle_child()
+            if child is None:
+                child = await asyncio.to_thread(_Child)
             answered = False
             try:
                 reply = await asyncio.to_thread(child.ask, task)
