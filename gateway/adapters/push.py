@@ -102,19 +102,19 @@ class Tar:
         self.size_bytes = self._starts[-1]
 
     def read(self, start: int, size: int) -> bytes:
-        data = bytearray()
+        data: list[bytes] = []
         end = min(start + size, self.size_bytes)
         place = bisect_right(self._starts, start) - 1
         while start < end:
             piece, offset = self._pieces[place], start - self._starts[place]
             wanted = min(end, self._starts[place + 1]) - start
             if isinstance(piece, bytes):
-                data += piece[offset : offset + wanted]
+                data.append(piece[offset : offset + wanted])
             else:
                 piece[0].seek(offset)
-                data += piece[0].read(wanted)
+                data.append(piece[0].read(wanted))
             start, place = start + wanted, place + 1
-        return bytes(data)
+        return b"".join(data)
 
 
 @contextmanager
