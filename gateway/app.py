@@ -18,6 +18,8 @@ from litestar.openapi.spec import Components, SecurityScheme
 from gateway import __version__, health, inference
 from gateway.adapters import catalog
 from gateway.adapters import routes as adapters
+from gateway.adapters.resumable import routes as resumable
+from gateway.adapters.resumable.uploads import Uploads
 from gateway.adapters.store import AdapterStore, store_folder
 from gateway.boundary import Boundary
 from gateway.db import Database, async_url
@@ -67,6 +69,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
         async_url(settings.database.url.reveal(), settings.data_dir), settings.database.pool_size
     )
     store = AdapterStore(store_folder(settings))
+    uploads = Uploads(settings, database)
     tokenizers = TokenizerSource(engine)
     redis = connect(settings)
     announcer = Announcer(redis)
@@ -82,6 +85,8 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             stack.push_async_callback(database.close)
             await _rehearse(database)
             store.open()
+            stack.callback(store.sandbox.close)
+            await stack.enter_async_context(uploads.running())
             if redis is not None:
                 stack.push_async_callback(redis.aclose)
             key_hash = open_key_hash(settings)
@@ -112,6 +117,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             *health.handlers,
             openapi_document,
             *adapters.handlers,
+            *resumable.handlers,
             *inference.handlers,
             *tenants.handlers,
             *usage.handlers,
@@ -121,6 +127,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             database=database,
             engine=engine,
             store=store,
+            uploads=uploads,
             drain=drain,
         )
         | {

@@ -5,6 +5,7 @@ nothing else decides who may do what.
 """
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Iterator
 from datetime import timedelta
@@ -44,6 +45,8 @@ class Case(NamedTuple):
     """Whether `{object}` stands in path or body for an adapter of OWNER: 404 to everybody else."""
     body: dict[str, Any] = {}  # noqa: RUF012  (never changed)
     upload: bool = False
+    part: bool = False
+    """Whether the body is a part of a resumable upload."""
     path: str = ""
     """With what stands for parameters; default: the route's own."""
 
@@ -84,6 +87,17 @@ TABLE: dict[str, list[Case]] = {
     ],
     "DELETE /v1/adapters/{name_or_id}": [
         Case("adapters:write", {200}, owned=True, path="/v1/adapters/{object}")
+    ],
+    "POST /v1/uploads": [Case("adapters:write", {201}, body={"name": "uploaded", "bytes": 9})],
+    "GET /v1/uploads/{upload_id}": [Case("adapters:write", {404}, path="/v1/uploads/absent")],
+    "PUT /v1/uploads/{upload_id}/parts/{number}": [
+        Case("adapters:write", {404}, part=True, path="/v1/uploads/absent/parts/1")
+    ],
+    "POST /v1/uploads/{upload_id}/complete": [
+        Case("adapters:write", {404}, path="/v1/uploads/absent/complete")
+    ],
+    "POST /v1/uploads/{upload_id}/cancel": [
+        Case("adapters:write", {404}, path="/v1/uploads/absent/cancel")
     ],
     "GET /v1/usage": [Case("usage:read", {200})],
     "GET /v1/admin/usage": [Case(ADMIN, {200})],
@@ -178,6 +192,9 @@ class World:
         options: dict[str, Any] = {"headers": _bearer(key)}
         if case.upload:
             options["files"] = FILES
+        elif case.part:
+            options["content"] = b"part"
+            options["headers"]["x-content-sha256"] = hashlib.sha256(b"part").hexdigest()
         elif case.body:
             options["content"] = json.dumps(case.body).replace("{object}", named)
         return self.client.request(

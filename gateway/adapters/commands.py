@@ -1,11 +1,7 @@
 """`loragate adapters`: what a tenant does with its adapters, over HTTP, from any machine."""
 
-import io
 import json
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,8 +10,7 @@ from urllib.parse import quote
 import click
 import httpx
 
-from gateway.adapters.peft_format import CONFIG_FILE
-from gateway.engine.messages import WEIGHTS_FILE
+from gateway.adapters import push
 
 CONNECT_S = 10.0
 ANSWER_S = 600.0
@@ -97,19 +92,27 @@ def list_adapters(api: Api, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @click.pass_obj
 def push_adapter(api: Api, folder: Path, name: str | None, as_json: bool) -> None:
-    """Upload FOLDER, as PEFT's save_pretrained wrote it."""
-    for file in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / file).is_file():
-            raise click.ClickException(
-                f"{folder / file} is missing. PEFT's model.save_pretrained(folder) writes it."
-            )
-    with (folder / CONFIG_FILE).open("rb") as config, _watched(folder / WEIGHTS_FILE) as weights:
-        adapter = api.call(
-            "POST",
-            "/v1/adapters",
-            data={"name": name or folder.resolve().name},
-            files={"config": (CONFIG_FILE, config), "weights": (WEIGHTS_FILE, weights)},
-        )
+    """Upload FOLDER, as PEFT's save_pretrained wrote it.
+
+    A large one goes in parts: after an interruption, the same command goes on where it was.
+    """
+    try:
+        files = push.adapter_files(folder)
+    except push.NotAnAdapter as error:
+        raise click.ClickException(str(error)) from None
+    called = name or folder.resolve().name
+    size = sum(path.stat().st_size for path in files)
+    with click.progressbar(length=size, label="Uploading", file=sys.stderr) as bar:
+
+        def moved(count: int) -> None:
+            bar.update(count)
+            if bar.finished:
+                bar.label = "Checking"
+
+        if size <= push.AT_ONCE_BYTES_MAX:
+            adapter = push.send_at_once(api.call, called, files, moved)
+        else:
+            adapter = push.send_in_parts(api.call, called, files, moved, push.PART_BYTES)
     for warning in adapter["warnings"]:
         click.echo(f"Warning: {warning}", err=True)
     if as_json:
@@ -125,31 +128,6 @@ def delete_adapter(api: Api, name_or_id: str) -> None:
     """Delete an adapter by its name or id."""
     deleted = api.call("DELETE", f"/v1/adapters/{quote(name_or_id, safe='')}")
     click.echo(f"Deleted {deleted['id']}.")
-
-
-class _WatchedFile(io.FileIO):
-    """A file whose reading moves a progress bar."""
-
-    def __init__(self, path: Path, bar: Any) -> None:
-        super().__init__(path)
-        self._bar = bar
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(-1 if size is None else size) or b""
-        self._bar.update(len(data))
-        if self.tell() == os.fstat(self.fileno()).st_size:
-            self._bar.label = "Checking"
-        return data
-
-
-@contextmanager
-def _watched(path: Path) -> Iterator[io.FileIO]:
-    size = path.stat().st_size
-    with (
-        click.progressbar(length=size, label="Uploading", file=sys.stderr) as bar,
-        _WatchedFile(path, bar) as file,
-    ):
-        yield file
 
 
 def _print(adapter: dict[str, Any]) -> None:

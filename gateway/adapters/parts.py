@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import BinaryIO
 
 from msgspec import Struct
 from multipart import (  # type: ignore[import-untyped]  # it has no type hints
@@ -15,22 +14,39 @@ from multipart import (  # type: ignore[import-untyped]  # it has no type hints
     parse_options_header,
 )
 
+from gateway.adapters.archive import ARCHIVE_FILE
+from gateway.adapters.members import PICKLE_ADVICE, PICKLES
 from gateway.adapters.peft_config import CONFIG_BYTES_MAX
 from gateway.adapters.peft_format import CONFIG_FILE
+from gateway.adapters.shards import INDEX_BYTES_MAX, INDEX_FILE, SHARD, SHARDS_MAX
 from gateway.engine.messages import WEIGHTS_FILE
 from gateway.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
-PARTS_MAX = 8
+PARTS_MAX = SHARDS_MAX + 8
 NAME_BYTES_MAX = 1024
 WRITE_BYTES = 2**20
 """Bytes gathered before a thread writes them."""
 
-ADVICE = "Send name, config (adapter_config.json) and weights (adapter_model.safetensors)."
+ADVICE = (
+    "Send name, config (adapter_config.json) and weights (adapter_model.safetensors), or name and "
+    "archive."
+)
+ALIASES = {CONFIG_FILE: "config", WEIGHTS_FILE: "weights", INDEX_FILE: "index"}
+FILES = {
+    "config": CONFIG_FILE,
+    "weights": WEIGHTS_FILE,
+    "index": INDEX_FILE,
+    "archive": ARCHIVE_FILE,
+}
+"""Parts that become files of the draft; a shard is a part, and a file, of its own name."""
 
 
 class Received(Struct, frozen=True):
+    """What came beside the files of the draft."""
+
     name: str
-    weights_sha256: str
+    weights_sha256: str | None = None
+    """None: not known yet."""
 
 
 class _Field:
@@ -54,20 +70,16 @@ class _Field:
 class _File:
     """A file on disk, hashed on the way."""
 
-    def __init__(self, name: str, file: BinaryIO, bytes_max: int) -> None:
-        self.name, self._file, self._bytes_max = name, file, bytes_max
+    def __init__(self, name: str, path: Path, room: "_Room") -> None:
+        self.name = name
+        self._file = path.open("xb")
+        self._room = room
         self.sha256 = hashlib.sha256()
         self._chunks: list[bytes] = []
-        self._waiting, self._size = 0, 0
+        self._waiting = 0
 
     async def write(self, chunk: bytes) -> None:
-        self._size += len(chunk)
-        if self._size > self._bytes_max:
-            raise TooLarge(
-                f"{WEIGHTS_FILE} is larger than the {self._bytes_max} bytes that one adapter may "
-                "have. A smaller rank or fewer target modules make it smaller.",
-                param=self.name,
-            )
+        self._room.take(self.name, len(chunk))
         self._chunks.append(chunk)
         self._waiting += len(chunk)
         if self._waiting >= WRITE_BYTES:
@@ -81,45 +93,93 @@ class _File:
         self._file.write(data)
         self.sha256.update(data)
 
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Room:
+    """What the files may hold: all weights together, the config and the index by themselves."""
+
+    def __init__(self, weights_bytes_max: int) -> None:
+        self._weights_bytes_max = self._weights_left = weights_bytes_max
+        self._left = {
+            "config": CONFIG_BYTES_MAX,
+            "index": INDEX_BYTES_MAX,
+            "archive": weights_bytes_max + CONFIG_BYTES_MAX,
+        }
+        self._most = dict(self._left)
+
+    def take(self, name: str, size: int) -> None:
+        """Raises TooLarge."""
+        if name in self._left:
+            self._left[name] -= size
+            if self._left[name] < 0:
+                raise TooLarge(
+                    f"{name} is larger than the {self._most[name]} bytes that are read.", param=name
+                )
+            return
+        self._weights_left -= size
+        if self._weights_left < 0:
+            raise TooLarge(
+                f"{WEIGHTS_FILE} is larger than the {self._weights_bytes_max} bytes that one "
+                "adapter may have. A smaller rank or fewer target modules make it smaller.",
+                param="weights",
+            )
+
+
+class _Parts:
+    """The parts that have come."""
+
+    def __init__(self, folder: Path, weights_bytes_max: int) -> None:
+        self._folder, self._room = folder, _Room(weights_bytes_max)
+        self.name = _Field("name", NAME_BYTES_MAX)
+        self.files: dict[str, _File] = {}
+        self.seen: set[str] = set()
+
+    def begin(self, segment: MultipartSegment) -> "_Field | _File":
+        part = _part(segment)
+        if part in self.seen:
+            raise InvalidRequest(f"The part {part!r} was sent twice.", param=part)
+        self.seen.add(part)
+        if part == "name":
+            return self.name
+        file = _File(part, self._folder / FILES.get(part, part), self._room)
+        self.files[part] = file
+        return file
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+
 
 async def receive(
     chunks: AsyncIterator[bytes], content_type: str, folder: Path, weights_bytes_max: int
 ) -> Received:
-    """Read the parts `name`, `config` and `weights`; write the two files into `folder`.
+    """Read the parts; write the files among them into `folder`, to be looked at later.
 
     Memory stays bounded whatever is sent. Raises InvalidRequest, TooLarge, UnsupportedMedia.
     """
     parser = _parser(content_type)
-    file = await asyncio.to_thread((folder / WEIGHTS_FILE).open, "wb")
+    parts = _Parts(folder, weights_bytes_max)
     try:
-        name = _Field("name", NAME_BYTES_MAX)
-        config = _Field("config", CONFIG_BYTES_MAX)
-        weights = _File("weights", file, weights_bytes_max)
-        seen = await _distribute(
-            parser, chunks, {"name": name, "config": config, "weights": weights}
-        )
+        await _distribute(parser, chunks, parts)
     finally:
-        await asyncio.to_thread(file.close)
-    _check_complete(seen)
-    await asyncio.to_thread((folder / CONFIG_FILE).write_bytes, bytes(config.value))
-    return Received(_text(name.value), weights.sha256.hexdigest())
+        await asyncio.to_thread(parts.close)
+    _check_complete(parts.seen)
+    weights = parts.files.get("weights")
+    return Received(_text(parts.name.value), weights.sha256.hexdigest() if weights else None)
 
 
 async def _distribute(
-    parser: PushMultipartParser,
-    chunks: AsyncIterator[bytes],
-    targets: dict[str, "_Field | _File"],
-) -> set[str]:
-    """Write each part to its target; returns the names of the parts that were there."""
-    seen: set[str] = set()
+    parser: PushMultipartParser, chunks: AsyncIterator[bytes], parts: _Parts
+) -> None:
     target: _Field | _File | None = None
     try:
         with parser:
             async for chunk in chunks:
                 for event in parser.parse(chunk):
                     if isinstance(event, MultipartSegment):
-                        target = targets[_part(event, seen)]
-                        seen.add(target.name)
+                        target = await asyncio.to_thread(parts.begin, event)
                     elif event is None and target is not None:
                         await target.flush()
                     elif event is not None and target is not None:
@@ -130,7 +190,6 @@ async def _distribute(
         ) from None
     except MultipartError as error:
         raise InvalidRequest(f"The multipart body is damaged or was cut short: {error}.") from None
-    return seen
 
 
 def _parser(content_type: str) -> PushMultipartParser:
@@ -143,21 +202,17 @@ def _parser(content_type: str) -> PushMultipartParser:
         raise InvalidRequest(f"The multipart boundary cannot be used: {error}.") from None
 
 
-def _part(segment: MultipartSegment, seen: set[str]) -> str:
+def _part(segment: MultipartSegment) -> str:
     """Which part this is, by its field name or the name of the file."""
-    aliases = {CONFIG_FILE: "config", WEIGHTS_FILE: "weights"}
     field, filename = segment.name or "", segment.filename or ""
-    name = aliases.get(field) or aliases.get(filename) or field
-    if filename.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")):
-        raise InvalidRequest(
-            f"{filename[:100]!r} is a pickle, which is never opened here. Save the adapter with "
-            "model.save_pretrained(folder, safe_serialization=True).",
-            param="weights",
-        )
-    if name not in ("name", "config", "weights"):
+    name = ALIASES.get(field) or ALIASES.get(filename) or field
+    if filename.endswith(PICKLES):
+        raise InvalidRequest(f"{filename[:100]!r} {PICKLE_ADVICE}", param="weights")
+    for shard in (field, filename):
+        if SHARD.fullmatch(shard):
+            return shard
+    if name != "name" and name not in FILES:
         raise InvalidRequest(f"Unknown part {field[:100]!r}. {ADVICE}", param=field[:100])
-    if name in seen:
-        raise InvalidRequest(f"The part {name!r} was sent twice.", param=name)
     return name
 
 
@@ -169,6 +224,14 @@ def _check_complete(seen: set[str]) -> None:
         "weights": f"{WEIGHTS_FILE} is missing (part 'weights'). PEFT's "
         "model.save_pretrained(folder) writes it.",
     }
+    if "archive" in seen:
+        if beside := sorted(seen - {"name", "archive"}):
+            raise InvalidRequest(
+                f"There is {beside[0]!r} beside an archive. Send one or the other.", param="archive"
+            )
+        del missing["config"], missing["weights"]
+    elif "index" in seen or any(SHARD.fullmatch(name) for name in seen):
+        del missing["weights"]  # they are joined, or refused, where the index is read
     for name, message in missing.items():
         if name not in seen:
             raise InvalidRequest(message, param=name)

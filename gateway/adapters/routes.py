@@ -13,9 +13,10 @@ from msgspec import Struct
 from gateway.adapters import catalog
 from gateway.adapters.allowance import Allowance
 from gateway.adapters.peft_config import CONFIG_BYTES_MAX
+from gateway.adapters.shards import INDEX_BYTES_MAX
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import Adapter
-from gateway.adapters.upload import Upload
+from gateway.adapters.upload import Upload, Uploaded
 from gateway.connection import chunks
 from gateway.db import Database
 from gateway.engine.client import Engine
@@ -23,7 +24,7 @@ from gateway.injection import Injected
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
 
-OTHER_BYTES_MAX = CONFIG_BYTES_MAX + 64 * 1024
+OTHER_BYTES_MAX = CONFIG_BYTES_MAX + INDEX_BYTES_MAX + 64 * 1024
 """All of an upload but the weights."""
 
 NameOrId = Annotated[str, PathParameter(description="The adapter's name or id.")]
@@ -74,7 +75,7 @@ class UploadOperation(Operation):
                 "multipart/form-data": OpenAPIMediaType(
                     schema=Schema(
                         type=OpenAPIType.OBJECT,
-                        required=["name", "config", "weights"],
+                        required=["name"],
                         properties={
                             "name": Schema(
                                 type=OpenAPIType.STRING,
@@ -82,6 +83,8 @@ class UploadOperation(Operation):
                             ),
                             "config": file,
                             "weights": file,
+                            "archive": file,
+                            "index": file,
                         },
                     )
                 )
@@ -94,8 +97,10 @@ class UploadOperation(Operation):
     operation_id="createAdapter",
     summary="Upload a PEFT LoRA adapter",
     description="Parts: `name`, `config` (adapter_config.json), `weights` "
-    "(adapter_model.safetensors). 201 when the name is new or now means other content, 200 when "
-    "it meant this content already.",
+    "(adapter_model.safetensors). Or `name` and `archive`: a .zip, .tar, .tar.gz or .tar.zst of "
+    "the folder that save_pretrained wrote. Weights in several files: `index` "
+    "(adapter_model.safetensors.index.json), and each shard under its own name. 201 when the name "
+    "is new or now means other content, 200 when it meant this content already.",
     tags=["Adapters"],
     operation_class=UploadOperation,
     request_max_body_size=None,  # the upload has its own limit
@@ -113,15 +118,11 @@ async def create_adapter(
     body = chunks(request, settings.adapters.upload_bytes_max + OTHER_BYTES_MAX)
     uploaded = await Upload(settings, database, store, engine).run(
         principal.tenant_id,
-        _allowance(principal, settings),
+        allowance_of(principal, settings),
         body,
         request.headers.get("content-type", ""),
     )
-    placed = uploaded.placed
-    return Response(
-        UploadedAdapter(**_fields(placed.adapter), warnings=uploaded.warnings),
-        status_code=201 if placed.changed else 200,
-    )
+    return uploaded_adapter(uploaded)
 
 
 @get(
@@ -185,7 +186,15 @@ async def delete_adapter(
     return DeletedAdapter(removed.adapter_id)
 
 
-def _allowance(principal: Principal, settings: Settings) -> Allowance:
+def uploaded_adapter(uploaded: Uploaded) -> Response[UploadedAdapter]:
+    placed = uploaded.placed
+    return Response(
+        UploadedAdapter(**_fields(placed.adapter), warnings=uploaded.warnings),
+        status_code=201 if placed.changed else 200,
+    )
+
+
+def allowance_of(principal: Principal, settings: Settings) -> Allowance:
     limits, most = principal.tenant_limits, settings.adapters.tenant_adapters_max
     return Allowance(
         adapters_max=most if limits.adapters_max is None else min(most, limits.adapters_max),

@@ -6,7 +6,6 @@
 All methods block; call them in a thread.
 """
 
-import asyncio
 import os
 import shutil
 import time
@@ -19,13 +18,12 @@ import msgspec
 
 from gateway.adapters.names import Names
 from gateway.adapters.peft_format import CONFIG_FILE, Manifest
+from gateway.adapters.sandbox import Sandbox
 from gateway.engine.messages import MANIFEST_FILE, WEIGHTS_FILE, AdapterRef
 from gateway.settings import Settings, SettingsError
 
 DRAFT_S_MAX = 24 * 3600
 """A draft older than this was left by a crash."""
-
-CHECKS_MAX = 2
 
 
 def store_folder(settings: Settings) -> Path:
@@ -75,8 +73,8 @@ class AdapterStore:
         self.names = Names()
         self.uploads = 0
         """Drafts being received now by this process."""
-        self.checks = asyncio.Semaphore(CHECKS_MAX)
-        """Checks of drafts that may run now: they use threads that others wait for, too."""
+        self.sandbox = Sandbox()
+        """Where drafts are checked."""
 
     def open(self) -> None:
         """Make the folder, and clear away what a crash left behind."""

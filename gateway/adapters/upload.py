@@ -9,7 +9,7 @@ removed again.
 import asyncio
 import errno
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from gateway.adapters import catalog
 from gateway.adapters.allowance import Allowance
 from gateway.adapters.parts import Received, receive
-from gateway.adapters.peft_format import Manifest, check_folder, version_digest
+from gateway.adapters.peft_format import Manifest, version_digest
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import AdapterVersion
 from gateway.db import Database
@@ -57,7 +57,21 @@ class Upload:
         chunks: AsyncIterator[bytes],
         content_type: str,
     ) -> Uploaded:
-        """Raises the ApiError that says what is wrong with the upload, or with us."""
+        """From the multipart body of a request. Raises the ApiError that says what is wrong with
+        the upload, or with us."""
+        return await self.take_in(
+            tenant_id,
+            allowance,
+            lambda draft: receive(chunks, content_type, draft, self._bytes_max),
+        )
+
+    async def take_in(
+        self,
+        tenant_id: str,
+        allowance: Allowance,
+        fill: Callable[[Path], Awaitable[Received]],
+    ) -> Uploaded:
+        """From the files that `fill` puts into a draft. Raises as `run` does."""
         info = self._engine.info
         if info is None:
             raise EngineUnavailable(
@@ -65,7 +79,7 @@ class Upload:
             )
         try:
             async with self._draft() as draft:
-                received = await receive(chunks, content_type, draft, self._bytes_max)
+                received = await fill(draft)
                 await self._check_name(tenant_id, allowance, received.name, info)
                 return await self._keep(tenant_id, allowance, received, draft, info)
         except OSError as error:
@@ -113,8 +127,9 @@ class Upload:
         draft: Path,
         info: ModelInfo,
     ) -> Uploaded:
-        async with self._store.checks:
-            manifest = await asyncio.to_thread(check_folder, draft, info, received.weights_sha256)
+        manifest = await self._store.sandbox.check(
+            draft, info, self._bytes_max, received.weights_sha256
+        )
         # again where it is placed; here so that no engine tries what can't be kept
         await self._check_room(tenant_id, allowance, received.name, manifest.size_bytes)
         digest = version_digest(manifest)

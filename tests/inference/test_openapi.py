@@ -35,6 +35,8 @@ def test_the_upload_is_described(paths: Any) -> None:
         "name",
         "config",
         "weights",
+        "archive",
+        "index",
     }
 
 
