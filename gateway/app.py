@@ -15,8 +15,11 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
 from gateway import __version__, health, inference
-from gateway.adapters import catalog
 from gateway.adapters import routes as adapters
+from gateway.adapters import version_routes as versions
+from gateway.adapters.details import Details
+from gateway.adapters.janitor import Janitor
+from gateway.adapters.meaning import meaning_of
 from gateway.adapters.store import AdapterStore, store_folder
 from gateway.boundary import Boundary
 from gateway.db import Database, async_url
@@ -45,6 +48,7 @@ from gateway.tenants.limits.shared import SharedCounters
 from gateway.tenants.networks import Sources
 from gateway.tenants.pepper import open_key_hash
 from gateway.tenants.usage import routes as usage
+from gateway.tenants.usage.adapter_use import AdapterUse
 from gateway.tenants.usage.entries import Spending
 from gateway.tenants.usage.meter import Meter
 
@@ -100,6 +104,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             await stack.enter_async_context(meter.running())  # closed after the engine's last word
             stack.push_async_callback(engine.close)
             await engine.start()
+            await stack.enter_async_context(Janitor(database, store, engine).running())
             if settings.engine.model:
                 ahead = asyncio.create_task(tokenizers.load_ahead(settings.engine.model))
                 stack.callback(ahead.cancel)
@@ -110,6 +115,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             *health.handlers,
             openapi_document,
             *adapters.handlers,
+            *versions.handlers,
             *inference.handlers,
             *tenants.handlers,
             *usage.handlers,
@@ -119,6 +125,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             database=database,
             engine=engine,
             store=store,
+            details=Details(database, store, engine, AdapterUse(database)),
             tokenizers=tokenizers,
             limiter=limiter,
             meter=meter,
@@ -146,7 +153,7 @@ async def _rehearse(database: Database) -> None:
     """Ask once what most requests ask, so that no client waits while it is compiled."""
     async with database.reading() as connection:
         await known_key(connection, "")
-        await catalog.version_of(connection, "", "none")
+        await meaning_of(connection, "", "none")
 
 
 async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) -> Principal:

@@ -51,8 +51,9 @@ class World:
         await catalog.collect(self.database, self.store, self.engine, digest)
 
     async def remove(self, tenant: str, name: str) -> str:
-        async with self.database.session() as session:
-            return (await catalog.remove(session, tenant, name)).version_digest
+        async with self.database.writing() as session:
+            (digest,) = (await catalog.remove(session, tenant, name)).version_digests
+            return digest
 
     async def digests(self) -> set[str]:
         async with self.database.session() as session:
@@ -72,7 +73,7 @@ async def world(database: Database, tmp_path: Path) -> World:
 async def test_a_placed_adapter_is_found_by_name_and_by_id(world: World) -> None:
     placed = await world.place(world.acme, "pirate")
     assert placed.changed
-    assert placed.replaced is None
+    assert placed.number == 1
     async with world.database.session() as session:
         for name in ("pirate", placed.adapter.id):
             found = await catalog.find(session, world.acme, name)
@@ -124,7 +125,8 @@ async def test_a_name_moves_to_other_content(world: World) -> None:
     first = await world.place(world.acme, "pirate", seed=0)
     second = await world.place(world.acme, "pirate", seed=1)
     assert second.changed
-    assert second.replaced == first.adapter.version_digest
+    assert (first.number, second.number) == (1, 2)
+    assert second.retired == ()
     assert second.adapter.id == first.adapter.id
     assert second.adapter.version_digest != first.adapter.version_digest
 
