@@ -58,7 +58,7 @@ async def _list(session: AsyncSession, which: ColumnElement[bool]) -> list[tuple
         .order_by(AdapterAlias.adapter_id, AdapterAlias.name, NamedVersion.number)
     )
     found: dict[AdapterAlias, list[NamedVersion]] = {}
-    for alias, version in (await session.execute(query)).tuples():
+    for alias, version in await session.execute(query):
         found.setdefault(alias, []).append(version)
     return [(row.adapter_id, Alias(row, _shares(row, named))) for row, named in found.items()]
 
