@@ -16,8 +16,11 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import Components, SecurityScheme
 
 from gateway import __version__, health, inference
-from gateway.adapters import catalog
 from gateway.adapters import routes as adapters
+from gateway.adapters import version_routes as versions
+from gateway.adapters.details import Details
+from gateway.adapters.janitor import Janitor
+from gateway.adapters.meaning import meaning_of
 from gateway.adapters.resumable import routes as resumable
 from gateway.adapters.resumable.uploads import Uploads
 from gateway.adapters.store import AdapterStore, store_folder
@@ -49,6 +52,7 @@ from gateway.tenants.limits.shared import SharedCounters
 from gateway.tenants.networks import Sources
 from gateway.tenants.pepper import open_key_hash
 from gateway.tenants.usage import routes as usage
+from gateway.tenants.usage.adapter_use import AdapterUse
 from gateway.tenants.usage.entries import Spending
 from gateway.tenants.usage.meter import Meter
 
@@ -107,6 +111,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             await stack.enter_async_context(meter.running())  # closed after the engine's last word
             stack.push_async_callback(engine.close)
             await engine.start()
+            await stack.enter_async_context(Janitor(database, store, engine).running())
             if settings.engine.model:
                 ahead = asyncio.create_task(tokenizers.load_ahead(settings.engine.model))
                 stack.callback(ahead.cancel)
@@ -118,6 +123,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             openapi_document,
             *adapters.handlers,
             *resumable.handlers,
+            *versions.handlers,
             *inference.handlers,
             *tenants.handlers,
             *usage.handlers,
@@ -128,6 +134,7 @@ def create_app(settings: Settings, engine: Engine) -> Litestar:
             engine=engine,
             store=store,
             uploads=uploads,
+            details=Details(database, store, engine, AdapterUse(database)),
             drain=drain,
         )
         | {
@@ -162,7 +169,7 @@ async def _rehearse(database: Database) -> None:
     """Ask once what most requests ask, so that no client waits while it is compiled."""
     async with database.reading() as connection:
         await known_key(connection, "")
-        await catalog.version_of(connection, "", "none")
+        await meaning_of(connection, "", "none")
 
 
 async def _principal(request: Request[Any, Any, Any], drain: Injected[Drain]) -> Principal:

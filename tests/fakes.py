@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from gateway.engine.messages import (
     FailureCode,
     Finished,
     ModelInfo,
+    Place,
     Stats,
     Submit,
     Tokens,
@@ -209,6 +210,14 @@ class FakeEngine:
             adapter_reads=0,
             batch_adapters_max=0,
         )
+
+    async def places(self, digests: Sequence[str]) -> Mapping[str, Place]:
+        """In the pool, if it had a request with it that was not unloaded since."""
+        if not self.ready:
+            raise EngineFailure("engine_lost", "the worker is not there")
+        used = {submit.adapter.digest for submit in self.submits if submit.adapter is not None}
+        loaded = used - set(self.unloads)
+        return {digest: "pool" if digest in loaded else "store" for digest in digests}
 
     async def unload(self, digest: str) -> None:
         self.unloads.append(digest)

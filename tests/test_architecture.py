@@ -132,7 +132,7 @@ def test_siblings_do_not_import_each_other(package: str) -> None:
         (file, module)
         for file, module in imports_below(GATEWAY / package)
         if module.startswith((*others, "gateway.inference"))
-        and not (file.endswith("/routes.py") and module.startswith(PRINCIPAL))
+        and not (file.endswith("routes.py") and module.startswith(PRINCIPAL))
     }
     assert found == set()
 

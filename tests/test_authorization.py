@@ -99,6 +99,27 @@ TABLE: dict[str, list[Case]] = {
     "POST /v1/uploads/{upload_id}/cancel": [
         Case("adapters:write", {404}, path="/v1/uploads/absent/cancel")
     ],
+    "GET /v1/adapters/{name_or_id}/versions": [
+        Case("adapters:read", {200}, owned=True, path="/v1/adapters/{object}/versions")
+    ],
+    "DELETE /v1/adapters/{name_or_id}/versions/{version}": [
+        Case("adapters:write", {409}, owned=True, path="/v1/adapters/{object}/versions/latest")
+    ],
+    "GET /v1/adapters/{name_or_id}/aliases": [
+        Case("adapters:read", {200}, owned=True, path="/v1/adapters/{object}/aliases")
+    ],
+    "PUT /v1/adapters/{name_or_id}/aliases/{alias}": [
+        Case(
+            "adapters:write",
+            {200},
+            owned=True,
+            body={"version": "latest"},
+            path="/v1/adapters/{object}/aliases/prod",
+        )
+    ],
+    "DELETE /v1/adapters/{name_or_id}/aliases/{alias}": [
+        Case("adapters:write", {404}, owned=True, path="/v1/adapters/{object}/aliases/absent")
+    ],
     "GET /v1/usage": [Case("usage:read", {200})],
     "GET /v1/admin/usage": [Case(ADMIN, {200})],
     "GET /v1/admin/prices": [Case(ADMIN, {200})],

@@ -219,3 +219,52 @@ async def test_what_was_acknowledged_is_there_after_a_restart(
         again = replace(system, keys=keys)
         assert await stream_text(again.client("acme"), "json") == before
         assert shows_style("json", before)
+
+
+async def test_two_versions_of_a_name_answer_each_in_its_own_way_and_move_back(
+    tmp_path: Path, base_model: Path, demo_adapters: dict[str, Path]
+):
+    async with running(tmp_path, base_model) as system:
+        for style in ("pirate", "json"):
+            await system.upload("acme", "style", demo_adapters[style])
+        client = system.client("acme")
+        headers = {"authorization": f"Bearer {system.keys['acme']}"}
+        async with httpx.AsyncClient(base_url=f"{system.url}/v1/adapters/style") as http:
+
+            async def point(version: str) -> None:
+                body = {"version": version}
+                put = await http.put("/aliases/prod", json=body, headers=headers)
+                assert put.status_code == 200, put.text
+
+            async def places() -> dict[int, str]:
+                listed = (await http.get("/versions", headers=headers)).json()["data"]
+                return {version["version"]: version["where"] for version in listed}
+
+            for model, style in (("style@v1", "pirate"), ("style@v2", "json"), ("style", "json")):
+                assert shows_style(style, await stream_text(client, model)), model
+            await point("v1")
+            began = await client.chat.completions.create(
+                model="style@prod", messages=QUESTION, temperature=0, max_tokens=24, stream=True
+            )
+            text = [(await anext(aiter(began))).choices[0].delta.content or ""]
+            await point("v2")
+            assert shows_style("json", await stream_text(client, "style@prod"))
+            text += [chunk.choices[0].delta.content or "" async for chunk in began]
+            assert shows_style("pirate", "".join(text))
+            await point("v1")
+            assert shows_style("pirate", await stream_text(client, "style@prod"))
+            assert await places() == {1: "pool", 2: "pool"}
+            before = await system.idle()
+            refused = await http.delete("/versions/v1", headers=headers)
+            assert refused.status_code == 409
+            await point("v2")
+            assert (await http.delete("/versions/v1", headers=headers)).status_code == 200
+            after = await system.idle()
+            assert after.adapters_resident == before.adapters_resident - 1
+            assert after.adapters_host == before.adapters_host - 1
+            assert after.pages_adapters < before.pages_adapters
+            assert after.pages_prefixes < before.pages_prefixes
+            assert await places() == {2: "pool"}
+            with pytest.raises(openai.NotFoundError):
+                await stream_text(client, "style@v1")
+            assert shows_style("json", await stream_text(client, "style@prod"))

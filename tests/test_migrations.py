@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from gateway import migrate
-from gateway.db import Base, async_url
+from gateway.db import Base, Database, async_url
 from gateway.errors import DatabaseUnavailable
 from gateway.settings import Database as DatabaseSettings
 from gateway.settings import Secret, Settings
@@ -149,8 +149,55 @@ async def test_a_filled_database_goes_up_and_down_with_its_rows_intact(url: URL)
     await run("DELETE FROM api_keys WHERE id = 'k3'", *ALSO_NEW)
     await migrate.downgrade(url, "0002")
     assert await rows() == before
-    await migrate.upgrade(url)
+    await migrate.upgrade(url, "0003")
     assert await rows() == before
+
+
+BEFORE_VERSIONS = (
+    FILLED[0],
+    *FILLED[2:],
+    "INSERT INTO adapters (id, tenant_id, name, version_digest, status, created_at)"
+    f" VALUES ('a2', 't1', 'parrot', 'd1', 'ready', {MOMENT})",
+)
+
+
+async def test_adapters_become_version_1_and_go_back_to_what_they_were(url: URL) -> None:
+    async def run(*statements: str) -> list[list[tuple[object, ...]]]:
+        async with migrate.connection(url) as connection:
+            results = [await connection.execute(text(statement)) for statement in statements]
+            found = [
+                [tuple(row) for row in result] if result.returns_rows else [] for result in results
+            ]
+            await connection.commit()
+            return found
+
+    adapters = "SELECT id, tenant_id, name, version_digest, status FROM adapters ORDER BY id"
+    await migrate.upgrade(url, "0003")
+    await run(*BEFORE_VERSIONS)
+    (before,) = await run(adapters)
+    await migrate.upgrade(url, "0004")
+    versions, numbers = await run(
+        "SELECT adapter_id, number, version_digest FROM named_versions ORDER BY adapter_id",
+        "SELECT last_number FROM adapters",
+    )
+    assert versions == [("a1", 1, "d1"), ("a2", 1, "d1")]
+    assert numbers == [(1,), (1,)]
+    # the release before still runs against the new tables, and what it deletes leaves no rows
+    await run(BEFORE_VERSIONS[-1].replace("a2", "a3").replace("parrot", "judge"))
+    await run(
+        "INSERT INTO adapter_aliases (adapter_id, name, number, newer_percent, updated_at)"
+        f" VALUES ('a1', 'prod', 1, 0, {MOMENT}), ('a2', 'prod', 1, 0, {MOMENT})"
+    )
+    async with Database(url).session() as session:  # with foreign keys, as the gateway has them
+        await session.execute(text("DELETE FROM adapters WHERE id = 'a2'"))
+    left = await run("SELECT adapter_id FROM named_versions", "SELECT name FROM adapter_aliases")
+    assert left == [[("a1",)], [("prod",)]]
+    await migrate.downgrade(url, "0003")
+    (after,) = await run(adapters)
+    assert after == [row for row in before if row[0] == "a1"] + [
+        ("a3", "t1", "judge", "d1", "ready")
+    ]
+    await migrate.upgrade(url)
 
 
 async def test_the_tables_in_the_code_are_the_tables_in_the_database(url: URL) -> None:

@@ -5,27 +5,26 @@ Every function that reads a tenant's rows takes the tenant and filters by it.
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager, suppress
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, and_, bindparam, delete, func, select, text, update
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, text, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.adapters import versions
 from gateway.adapters.allowance import Allowance
+from gateway.adapters.meaning import column_of, meaning_of
 from gateway.adapters.names import Version
+from gateway.adapters.references import ID, NAME
+from gateway.adapters.room import no_room
 from gateway.adapters.store import AdapterStore
-from gateway.adapters.tables import Adapter, AdapterVersion
+from gateway.adapters.tables import Adapter, AdapterVersion, NamedVersion
 from gateway.db import Database
 from gateway.engine.client import Engine, EngineFailure
-from gateway.errors import ApiError, InvalidRequest, NotFound, RateLimited
+from gateway.errors import ApiError, InvalidRequest, NotFound
 
 logger = logging.getLogger(__name__)
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def check_name(name: str, base_model: str) -> None:
@@ -45,43 +44,20 @@ async def find(session: AsyncSession, tenant_id: str, name_or_id: str) -> Adapte
     return None if named is None else await session.scalar(select(Adapter).where(named))
 
 
+async def get(
+    session: AsyncSession, tenant_id: str, name_or_id: str, names: Set[str] | None
+) -> Adapter:
+    """Only one of `names`; None: any. Raises NotFound."""
+    adapter = await find(session, tenant_id, name_or_id)
+    if adapter is None or (names is not None and adapter.name not in names):
+        raise adapter_not_found(name_or_id)
+    return adapter
+
+
 def _named(tenant_id: str, name_or_id: str) -> ColumnElement[bool] | None:
     """The condition for a tenant's adapter; None for what can be neither name nor id."""
-    column = _column(name_or_id)
+    column = column_of(name_or_id)
     return None if column is None else and_(Adapter.tenant_id == tenant_id, column == name_or_id)
-
-
-def _column(name_or_id: str) -> InstrumentedAttribute[str] | None:
-    if ID.fullmatch(name_or_id):
-        return Adapter.id
-    return Adapter.name if NAME.fullmatch(name_or_id) else None
-
-
-_VERSIONS = {
-    column: select(
-        Adapter.name,
-        AdapterVersion.digest,
-        AdapterVersion.base_digest,
-        AdapterVersion.base_model,
-    )
-    .select_from(AdapterVersion)
-    .join(Adapter)
-    .where(Adapter.tenant_id == bindparam("tenant_id"), column == bindparam("name_or_id"))
-    for column in (Adapter.id, Adapter.name)
-}
-"""Built once, as they are asked for many requests."""
-
-
-async def version_of(
-    connection: AsyncConnection, tenant_id: str, name_or_id: str
-) -> Version | None:
-    """What `find` finds, as much as a request needs of it."""
-    column = _column(name_or_id)
-    if column is None:
-        return None
-    named = {"tenant_id": tenant_id, "name_or_id": name_or_id}
-    row = (await connection.execute(_VERSIONS[column], named)).one_or_none()
-    return None if row is None else Version(row.name, row.digest, row.base_digest, row.base_model)
 
 
 async def list_of(session: AsyncSession, tenant_id: str) -> list[Adapter]:
@@ -91,40 +67,43 @@ async def list_of(session: AsyncSession, tenant_id: str) -> list[Adapter]:
 
 
 async def check_room(
-    session: AsyncSession, tenant_id: str, name: str, size_bytes: int, allowance: Allowance
+    session: AsyncSession,
+    tenant_id: str,
+    name: str,
+    size_bytes: int,
+    allowance: Allowance,
+    digest: str = "",
 ) -> None:
-    """Raises RateLimited if `name` would be one adapter too many for the tenant, or its size too
-    much beside the others."""
-    others = select(
-        func.count().label("adapters"), func.sum(AdapterVersion.size_bytes).label("size_bytes")
-    ).where(Adapter.tenant_id == tenant_id, Adapter.name != name)
-    kept = (await session.execute(others.select_from(Adapter).join(AdapterVersion))).one()
-    if kept.adapters >= allowance.adapters_max:
-        raise _no_room(f"{kept.adapters} adapters", f"{allowance.adapters_max}", "name")
-    kept_bytes = int(kept.size_bytes or 0)  # PostgreSQL sums to a decimal
-    if allowance.bytes_max is not None and kept_bytes + size_bytes > allowance.bytes_max:
-        raise _no_room(
-            f"{kept_bytes} bytes of other adapters, and this one has {size_bytes}",
+    """Raises RateLimited if `name` would be one adapter too many for the tenant, or its version
+    `digest` too much beside all that stays: versions of the name that no alias uses would go."""
+    others = select(func.count()).where(Adapter.tenant_id == tenant_id, Adapter.name != name)
+    adapters = (await session.execute(others.select_from(Adapter))).scalar_one()
+    if adapters >= allowance.adapters_max:
+        raise no_room(f"{adapters} adapters", f"{allowance.adapters_max}", "name")
+    if allowance.bytes_max is None:
+        return
+    stays = or_(
+        Adapter.name != name,
+        and_(versions.is_aliased(), NamedVersion.version_digest != digest),
+    )
+    kept_bytes = await versions.bytes_of(session, tenant_id, stays)
+    if kept_bytes + size_bytes > allowance.bytes_max:
+        raise no_room(
+            f"{kept_bytes} bytes of other adapters and of versions that aliases use, and this one "
+            f"has {size_bytes}",
             f"{allowance.bytes_max} bytes",
             "weights",
         )
 
 
-def _no_room(kept: str, most: str, param: str) -> RateLimited:
-    return RateLimited(
-        f"This tenant keeps {kept}; it may keep {most}. Delete one with "
-        "DELETE /v1/adapters/{name}, or ask the operator for more.",
-        param=param,
-        code="insufficient_quota",
-    )
-
-
 class Placed(Struct, frozen=True):
     adapter: Adapter
+    number: int
+    """Of the version under this name."""
     changed: bool
-    """False if the name had this version already."""
-    replaced: str | None
-    """The version that the name had before."""
+    """False if it was the name's latest version already."""
+    retired: tuple[str, ...] = ()
+    """Older versions that went to make room, to be collected."""
 
 
 async def place(
@@ -134,7 +113,7 @@ async def place(
     version: AdapterVersion,
     allowance: Allowance,
 ) -> Placed:
-    """Give the tenant's `name` to a version whose files are stored. Raises RateLimited.
+    """Make a version whose files are stored the latest of the tenant's `name`. Raises RateLimited.
 
     Raises sqlalchemy's IntegrityError if the same name is made elsewhere at this moment.
     """
@@ -147,41 +126,55 @@ async def place(
         .where(Adapter.tenant_id == tenant_id, Adapter.name == name)
         .with_for_update(of=Adapter)
     )
-    before = None if adapter is None else adapter.version_digest
-    if before != version.digest:
-        await check_room(session, tenant_id, name, version.size_bytes, allowance)
+    changed = adapter is None or adapter.version_digest != version.digest
+    if changed:
+        await check_room(session, tenant_id, name, version.size_bytes, allowance, version.digest)
     if adapter is None:
-        adapter = Adapter(tenant_id=tenant_id, name=name, version=version)
+        adapter = Adapter(tenant_id=tenant_id, name=name, version=version, last_number=0)
         session.add(adapter)
-        await session.flush()
-        return Placed(adapter, changed=True, replaced=None)
-    if before == version.digest:
-        return Placed(adapter, changed=False, replaced=None)
     adapter.version = version
-    return Placed(adapter, changed=True, replaced=before)
+    await session.flush()
+    number = await versions.give_number(session, adapter, version)
+    retired = await versions.make_room(session, adapter, allowance.bytes_max) if changed else ()
+    return Placed(adapter, number, changed, retired)
 
 
 class Removed(Struct, frozen=True):
     adapter_id: str
-    version_digest: str
+    version_digests: tuple[str, ...]
     """To be collected."""
 
 
 async def remove(
     session: AsyncSession, tenant_id: str, name_or_id: str, names: Set[str] | None = None
 ) -> Removed:
-    """Only one of `names`; None: any. Raises NotFound. One statement, so that of several at once
-    one has removed it."""
+    """With its versions and aliases. Only one of `names`; None: any. Raises NotFound.
+
+    The session is one from `Database.writing`.
+    """
+    adapter = await hold(session, tenant_id, name_or_id, names)
+    of_adapter = NamedVersion.adapter_id == adapter.id
+    digests = set(await session.scalars(select(NamedVersion.version_digest).where(of_adapter)))
+    await session.execute(delete(Adapter).where(Adapter.id == adapter.id))  # and all below it
+    return Removed(adapter.id, tuple(sorted(digests | {adapter.version_digest})))
+
+
+async def hold(
+    session: AsyncSession, tenant_id: str, name_or_id: str, names: Set[str] | None = None
+) -> Adapter:
+    """An adapter that nobody else changes until the transaction ends. Only one of `names`; None:
+    any. Raises NotFound.
+
+    The session is one from `Database.writing`.
+    """
     named = _named(tenant_id, name_or_id)
-    if named is not None and names is not None:
-        named = and_(named, Adapter.name.in_(names))
+    adapter = None
     if named is not None:
-        statement = delete(Adapter).where(named).returning(Adapter.id, Adapter.version_digest)
-        # what the session holds of it is not looked at again
-        found = await session.execute(statement, execution_options={"synchronize_session": False})
-        if (row := found.one_or_none()) is not None:
-            return Removed(row.id, row.version_digest)
-    raise adapter_not_found(name_or_id)
+        query = select(Adapter).where(named).with_for_update(of=Adapter)
+        adapter = await session.scalar(query)
+    if adapter is None or (names is not None and adapter.name not in names):
+        raise adapter_not_found(name_or_id)
+    return adapter
 
 
 def adapter_not_found(name_or_id: str) -> NotFound:
@@ -199,13 +192,18 @@ async def collect(database: Database, store: AdapterStore, engine: Engine, diges
         return
     async with database.session() as session:
         await lock_version(session, digest)
-        uses = select(Adapter.id).where(Adapter.version_digest == digest).limit(1)
-        if await session.scalar(uses) is not None:
+        if await _is_used(session, digest):
             return
         await session.execute(delete(AdapterVersion).where(AdapterVersion.digest == digest))
         await asyncio.to_thread(store.remove, digest)
     with suppress(EngineFailure):  # an engine that is lost has nothing loaded
         await engine.unload(digest)
+
+
+async def _is_used(session: AsyncSession, digest: str) -> bool:
+    named = exists().where(NamedVersion.version_digest == digest)
+    latest = exists().where(Adapter.version_digest == digest)
+    return bool(await session.scalar(select(or_(named, latest))))
 
 
 @asynccontextmanager
@@ -222,10 +220,16 @@ async def lease(
 
 @asynccontextmanager
 async def leased(
-    database: Database, store: AdapterStore, engine: Engine, tenant_id: str, name_or_id: str
+    database: Database,
+    store: AdapterStore,
+    engine: Engine,
+    tenant_id: str,
+    model: str,
+    client: str = "",
 ) -> AsyncIterator[Version | None]:
-    """What the tenant's name means now, kept to the end even if the name goes meanwhile."""
-    version = await _meaning(database, store, tenant_id, name_or_id)
+    """What the tenant's name means now, kept to the end even if the name moves or goes meanwhile.
+    `client` decides where two versions share the requests."""
+    version = await _version_for(database, store, tenant_id, model, client)
     if version is None:
         yield None
         return
@@ -233,23 +237,25 @@ async def leased(
         yield version
 
 
-async def _meaning(
-    database: Database, store: AdapterStore, tenant_id: str, name_or_id: str
+async def _version_for(
+    database: Database, store: AdapterStore, tenant_id: str, model: str, client: str
 ) -> Version | None:
     """No version that was returned has begun to be collected: nothing awaits between the check of
     that and the caller's lease."""
-    version = store.names.get(tenant_id, name_or_id)
-    if version is not None and store.has(version.digest):  # else collected by another process
-        return version
+    meaning = store.names.get(tenant_id, model)
+    if meaning is not None:
+        version = meaning.version_for(client)
+        if store.has(version.digest):  # else collected by another process
+            return version
     while True:
         changes, retirements = store.names.changes, store.leases.retirements
         async with database.reading() as connection:
-            version = await version_of(connection, tenant_id, name_or_id)
-        if version is None:
+            meaning = await meaning_of(connection, tenant_id, model)
+        if meaning is None:
             return None
         if store.leases.retirements == retirements:
-            store.names.put(tenant_id, name_or_id, version, changes)
-            return version
+            store.names.put(tenant_id, model, meaning, changes)
+            return meaning.version_for(client)
 
 
 async def _give(database: Database, store: AdapterStore, engine: Engine, digest: str) -> None:

@@ -1,18 +1,26 @@
 """Adapters over HTTP."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from litestar import Request, Response, delete, get, post
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
 from litestar.openapi.spec.enums import OpenAPIFormat, OpenAPIType
-from litestar.params import PathParameter
 from msgspec import Struct
 
-from gateway.adapters import catalog
+from gateway.adapters import catalog, versions
 from gateway.adapters.allowance import Allowance
+from gateway.adapters.details import Details
+from gateway.adapters.objects import (
+    AliasObject,
+    NameOrId,
+    VersionObject,
+    alias_objects,
+    version_object,
+)
 from gateway.adapters.peft_config import CONFIG_BYTES_MAX
+from gateway.adapters.references import LATEST
 from gateway.adapters.shards import INDEX_BYTES_MAX
 from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import Adapter
@@ -20,6 +28,7 @@ from gateway.adapters.upload import Upload, Uploaded
 from gateway.connection import chunks
 from gateway.db import Database
 from gateway.engine.client import Engine
+from gateway.engine.messages import Place
 from gateway.injection import Injected
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
@@ -27,13 +36,13 @@ from gateway.tenants.keys import Principal
 OTHER_BYTES_MAX = CONFIG_BYTES_MAX + INDEX_BYTES_MAX + 64 * 1024
 """All of an upload but the weights."""
 
-NameOrId = Annotated[str, PathParameter(description="The adapter's name or id.")]
-
 
 class AdapterObject(Struct, frozen=True, kw_only=True):
     id: str
     object: str = "adapter"
     name: str
+    version: int
+    """Number of the latest version, which the fields below are of."""
     digest: str
     """Identity of the content: config and weights."""
     size_bytes: int
@@ -50,6 +59,17 @@ class AdapterObject(Struct, frozen=True, kw_only=True):
 class UploadedAdapter(AdapterObject, frozen=True, kw_only=True):
     warnings: list[str]
     """What is legal, but perhaps not what was meant."""
+
+
+class AdapterDetails(AdapterObject, frozen=True, kw_only=True):
+    ranks: dict[str, list[int]]
+    """Of the latest version: projection → its ranks, over the layers."""
+    where: Place | None
+    """Of the latest version, as in `versions`."""
+    last_used_at: int | None
+    requests_30d: int
+    versions: list[VersionObject]
+    aliases: list[AliasObject]
 
 
 class AdapterList(Struct, frozen=True):
@@ -134,26 +154,38 @@ async def list_adapters(
     principal.require("adapters:read")
     async with database.session() as session:
         adapters = await catalog.list_of(session, principal.tenant_id)
+        numbers = await versions.latest_numbers(session, principal.tenant_id)
     return AdapterList(
-        [AdapterObject(**_fields(each)) for each in adapters if principal.may_use(each.name)]
+        [
+            AdapterObject(**_fields(each, numbers.get(each.id, 0)))
+            for each in adapters
+            if principal.may_use(each.name)
+        ]
     )
 
 
 @get(
     "/v1/adapters/{name_or_id:str}",
     operation_id="getAdapter",
-    summary="One adapter",
+    summary="One adapter: its versions and aliases, where they are, and how much they are used",
     tags=["Adapters"],
 )
 async def get_adapter(
-    name_or_id: NameOrId, principal: Injected[Principal], database: Injected[Database]
-) -> AdapterObject:
+    name_or_id: NameOrId, principal: Injected[Principal], details: Injected[Details]
+) -> AdapterDetails:
     principal.require("adapters:read")
-    async with database.session() as session:
-        adapter = await catalog.find(session, principal.tenant_id, name_or_id)
-    if adapter is None or not principal.may_use(adapter.name):
-        raise catalog.adapter_not_found(name_or_id)
-    return AdapterObject(**_fields(adapter))
+    found = await details.of(principal.tenant_id, name_or_id, principal.allowed_adapters)
+    shown = [version_object(version) for version in found.versions]
+    latest = next((version for version in shown if LATEST in version.aliases), None)
+    return AdapterDetails(
+        **_fields(found.adapter, latest.version if latest else 0),
+        ranks=found.ranks,
+        where=latest.where if latest else None,
+        last_used_at=latest.last_used_at if latest else None,
+        requests_30d=latest.requests_30d if latest else 0,
+        versions=shown,
+        aliases=alias_objects(found.adapter, found.aliases, latest.version if latest else None),
+    )
 
 
 @delete(
@@ -161,7 +193,8 @@ async def get_adapter(
     status_code=200,
     operation_id="deleteAdapter",
     summary="Delete an adapter",
-    description="New requests no longer find it; those that run are finished.",
+    description="With its versions and aliases. New requests no longer find it; those that run are "
+    "finished.",
     tags=["Adapters"],
 )
 async def delete_adapter(
@@ -174,7 +207,7 @@ async def delete_adapter(
     principal.require("adapters:write")
     removed: catalog.Removed | None = None
     try:
-        async with database.session() as session:
+        async with database.writing() as session:
             removed = await catalog.remove(
                 session, principal.tenant_id, name_or_id, principal.allowed_adapters
             )
@@ -182,14 +215,15 @@ async def delete_adapter(
         if removed is not None:  # even if the commit failed: that may be known to the server alone
             store.names.changed(principal.tenant_id)
     assert removed is not None, "a session passes on what was raised in it"
-    await catalog.collect(database, store, engine, removed.version_digest)
+    for digest in removed.version_digests:
+        await catalog.collect(database, store, engine, digest)
     return DeletedAdapter(removed.adapter_id)
 
 
 def uploaded_adapter(uploaded: Uploaded) -> Response[UploadedAdapter]:
     placed = uploaded.placed
     return Response(
-        UploadedAdapter(**_fields(placed.adapter), warnings=uploaded.warnings),
+        UploadedAdapter(**_fields(placed.adapter, placed.number), warnings=uploaded.warnings),
         status_code=201 if placed.changed else 200,
     )
 
@@ -203,11 +237,12 @@ def allowance_of(principal: Principal, settings: Settings) -> Allowance:
     )
 
 
-def _fields(adapter: Adapter) -> dict[str, Any]:
+def _fields(adapter: Adapter, number: int) -> dict[str, Any]:
     version = adapter.version
     return {
         "id": adapter.id,
         "name": adapter.name,
+        "version": number,
         "digest": version.digest,
         "size_bytes": version.size_bytes,
         "rank": version.rank_max,

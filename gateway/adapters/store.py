@@ -7,6 +7,7 @@ All methods block; call them in a thread.
 """
 
 import os
+import re
 import shutil
 import time
 import uuid
@@ -19,11 +20,13 @@ import msgspec
 from gateway.adapters.names import Names
 from gateway.adapters.peft_format import CONFIG_FILE, Manifest
 from gateway.adapters.sandbox import Sandbox
-from gateway.engine.messages import MANIFEST_FILE, WEIGHTS_FILE, AdapterRef
+from gateway.engine.messages import MANIFEST_FILE, WEIGHTS_FILE, AdapterManifest, AdapterRef
 from gateway.settings import Settings, SettingsError
 
 DRAFT_S_MAX = 24 * 3600
 """A draft older than this was left by a crash."""
+
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def store_folder(settings: Settings) -> Path:
@@ -118,6 +121,7 @@ class AdapterStore:
         except OSError:
             if not place.is_dir():
                 raise
+            os.utime(place)  # it is wanted again: no janitor may think that it was left behind
         _sync(place.parent)
         return self.ref(digest)
 
@@ -127,6 +131,22 @@ class AdapterStore:
         with suppress(FileNotFoundError):
             self._place(digest).rename(trash)
         shutil.rmtree(trash, ignore_errors=True)
+
+    def untouched(self, seconds: float) -> list[str]:
+        """Digests of the versions whose folders were put here longer ago than that."""
+        before = time.time() - seconds
+        found = []
+        for folder in self._folder.glob("??/*"):
+            if DIGEST.fullmatch(folder.name):
+                with suppress(FileNotFoundError):  # another process removes some, too
+                    if folder.stat().st_mtime < before:
+                        found.append(folder.name)
+        return found
+
+    def manifest(self, digest: str) -> AdapterManifest:
+        """Raises OSError for a version that is not here."""
+        text = (self._place(digest) / MANIFEST_FILE).read_bytes()
+        return msgspec.json.decode(text, type=AdapterManifest)
 
     def _place(self, digest: str) -> Path:
         assert len(digest) == 64, "names of folders are ours"

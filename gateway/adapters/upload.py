@@ -114,10 +114,10 @@ class Upload:
         await self._check_room(tenant_id, allowance, name, 0)
 
     async def _check_room(
-        self, tenant_id: str, allowance: Allowance, name: str, size_bytes: int
+        self, tenant_id: str, allowance: Allowance, name: str, size_bytes: int, digest: str = ""
     ) -> None:
         async with self._database.session() as session:
-            await catalog.check_room(session, tenant_id, name, size_bytes, allowance)
+            await catalog.check_room(session, tenant_id, name, size_bytes, allowance, digest)
 
     async def _keep(
         self,
@@ -130,9 +130,9 @@ class Upload:
         manifest = await self._store.sandbox.check(
             draft, info, self._bytes_max, received.weights_sha256
         )
-        # again where it is placed; here so that no engine tries what can't be kept
-        await self._check_room(tenant_id, allowance, received.name, manifest.size_bytes)
         digest = version_digest(manifest)
+        # again where it is placed; here so that no engine tries what can't be kept
+        await self._check_room(tenant_id, allowance, received.name, manifest.size_bytes, digest)
         kept = False
         async with catalog.lease(self._database, self._store, self._engine, digest):
             try:
@@ -145,8 +145,8 @@ class Upload:
             finally:
                 if not kept:
                     self._store.leases.retire(digest)
-        if placed.replaced is not None:
-            await catalog.collect(self._database, self._store, self._engine, placed.replaced)
+        for retired in placed.retired:
+            await catalog.collect(self._database, self._store, self._engine, retired)
         return Uploaded(placed, manifest.warnings)
 
     async def _self_test(self, tenant_id: str, ref: AdapterRef, info: ModelInfo) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Protocol, Self, runtime_checkable
@@ -15,8 +16,11 @@ from gateway.engine.messages import (
     Failed,
     FailureCode,
     Finished,
+    GetPlaces,
     GetStats,
     ModelInfo,
+    Place,
+    Places,
     Ready,
     StartFailed,
     Stats,
@@ -120,6 +124,11 @@ class Engine(Protocol):
         """Raises EngineFailure("engine_lost") while there is no worker."""
         ...
 
+    async def places(self, digests: Sequence[str]) -> Mapping[str, Place]:
+        """Where these adapter versions are now. Raises EngineFailure("engine_lost") while there is
+        no worker."""
+        ...
+
     async def unload(self, digest: str) -> None: ...
 
     async def close(self) -> None: ...
@@ -132,7 +141,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.info: ModelInfo | None = None
         self._streams: dict[str, _InFlight] = {}
-        self._queries: dict[str, asyncio.Future[Stats]] = {}
+        self._queries: dict[str, asyncio.Future[Stats | Places]] = {}
         self._settled = asyncio.Event()
         self.start_error: str | None = None
 
@@ -168,11 +177,12 @@ class Mailbox:
         log.warning("the engine has not told the end of %s, which was cancelled", request_id)
         self._streams.pop(request_id).lost("cancelled")
 
-    def ask(self) -> tuple[GetStats, asyncio.Future[Stats]]:
-        query = GetStats(uuid.uuid4().hex)
-        future = self._queries[query.query_id] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(lambda _: self._queries.pop(query.query_id, None))
-        return query, future
+    def ask(self) -> tuple[str, asyncio.Future[Stats | Places]]:
+        """The id of a new query, and where its answer arrives."""
+        query_id = uuid.uuid4().hex
+        future = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: self._queries.pop(query_id, None))
+        return query_id, future
 
     def deliver(self, events: list[Event]) -> None:
         for event in events:
@@ -183,7 +193,7 @@ class Mailbox:
                 case StartFailed(detail):
                     self.start_error = detail
                     self._settled.set()
-                case Stats(query_id):
+                case Stats(query_id) | Places(query_id):
                     future = self._queries.get(query_id)
                     if future is not None and not future.done():
                         future.set_result(event)
@@ -310,9 +320,19 @@ class EngineClient:
 
     async def stats(self) -> Stats:
         self.require()
-        query, future = self._mailbox.ask()
-        await self.send(query)
-        return await future
+        query_id, answer = self._mailbox.ask()
+        await self.send(GetStats(query_id))
+        stats = await answer
+        assert isinstance(stats, Stats), "an answer is of its query's kind"
+        return stats
+
+    async def places(self, digests: Sequence[str]) -> Mapping[str, Place]:
+        self.require()
+        query_id, answer = self._mailbox.ask()
+        await self.send(GetPlaces(query_id, list(digests)))
+        found = await answer
+        assert isinstance(found, Places), "an answer is of its query's kind"
+        return found.places
 
     async def unload(self, digest: str) -> None:
         """A worker that is not there has nothing loaded."""

@@ -10,8 +10,10 @@ from gateway.engine.messages import (
     Event,
     Events,
     Failed,
+    GetPlaces,
     GetStats,
     Pin,
+    Places,
     Shutdown,
     Submit,
     Unload,
@@ -58,6 +60,8 @@ def _obey(engine: Engine, command: Command) -> list[Event]:
             engine.pager.unpin(command.digest)
         case GetStats():
             return [engine.stats(command.query_id)]
+        case GetPlaces(query_id, digests):
+            return [Places(query_id, {digest: engine.pager.place(digest) for digest in digests})]
         case Shutdown():
             pass
     return []

@@ -151,11 +151,18 @@ class GetStats(Struct, frozen=True, tag="get_stats"):
     query_id: str
 
 
+class GetPlaces(Struct, frozen=True, tag="get_places"):
+    """Where are these adapter versions?"""
+
+    query_id: str
+    digests: list[str]
+
+
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     pass
 
 
-Command = Submit | Cancel | Unload | Pin | Unpin | GetStats | Shutdown
+Command = Submit | Cancel | Unload | Pin | Unpin | GetStats | GetPlaces | Shutdown
 
 # --- from the worker ----------------------------------------------------------------------------
 
@@ -271,7 +278,22 @@ class Stats(Struct, frozen=True, tag="stats"):
     """Most distinct adapters seen in one forward pass."""
 
 
-Event = Ready | StartFailed | Tokens | Finished | Failed | Stats
+Place = Literal[
+    "pool",  # in the page pool: a request can use it at once
+    "host",  # in host memory, ready to be copied into the pool
+    "store",  # in the adapter store alone
+]
+
+
+class Places(Struct, frozen=True, tag="places"):
+    """Where versions were between two iterations."""
+
+    query_id: str
+    places: dict[str, Place]
+    """Digest → the nearest place."""
+
+
+Event = Ready | StartFailed | Tokens | Finished | Failed | Stats | Places
 
 
 class Events(Struct, frozen=True):

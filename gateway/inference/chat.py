@@ -73,6 +73,7 @@ def to_ask(body: ChatRequest) -> Ask:
         max_tokens=parameters.max_tokens(name, wanted),
         max_tokens_default=None,
         id_prefix="chatcmpl-",
+        user=body.user,
     )
 
 

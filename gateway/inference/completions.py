@@ -61,6 +61,7 @@ def to_ask(body: CompletionRequest) -> Ask:
         max_tokens=parameters.max_tokens("max_tokens", body.max_tokens),
         max_tokens_default=MAX_TOKENS_DEFAULT,
         id_prefix="cmpl-",
+        user=body.user,
     )
 
 

@@ -49,6 +49,14 @@ INLINE_CHARS = 8192
 thread."""
 
 
+VERSION_HEADER = "x-loragate-adapter-digest"
+"""Which version has answered."""
+
+OPENING_CHARACTERS = 256
+"""Of a text: its beginning, by which it is known again when it has grown."""
+OPENING_TOKENS = 64
+
+
 class Conversation(Struct, frozen=True):
     messages: list[dict[str, str]]
     """Each with `role` and `content`."""
@@ -73,6 +81,8 @@ class Ask(Struct, frozen=True):
     max_tokens_default: int | None
     """Where the client leaves it open; None: as many as the context has left."""
     id_prefix: str
+    user: str | None = None
+    """Whom it is for, as the client calls them."""
 
 
 class Ending(Struct, frozen=True):
@@ -117,7 +127,9 @@ class Walk:
         info = self._engine.info
         if info is None:
             raise EngineUnavailable("The engine is loading the base model.")
-        async with self._model(ask.model, info) as (name, adapter):
+        async with self._model(ask, info) as (name, adapter):
+            if adapter is not None:
+                self.headers[VERSION_HEADER] = adapter.digest
             tokenizer = await self._tokenizers.get()
             _check_length(tokenizer, ask, info)
             prompt = await _tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
@@ -166,17 +178,23 @@ class Walk:
 
     @asynccontextmanager
     async def _model(
-        self, model: str, info: ModelInfo
+        self, ask: Ask, info: ModelInfo
     ) -> AsyncIterator[tuple[str, AdapterRef | None]]:
         """The adapter that `model` means to this tenant, kept until the end, and its name, which
         `model` may not be; no adapter for the base."""
+        model = ask.model
         if model == info.name:
             if not self._principal.may_use(model):
                 raise ModelNotFound(model)
             yield info.name, None
             return
         async with catalog.leased(
-            self._database, self._store, self._engine, self._principal.tenant_id, model
+            self._database,
+            self._store,
+            self._engine,
+            self._principal.tenant_id,
+            model,
+            client_of(ask, self._principal),
         ) as version:
             if version is None or not self._principal.may_use(version.name):
                 raise ModelNotFound(model)
@@ -264,6 +282,22 @@ class Answer:
             raise Overloaded(
                 "The engine is too busy: the request waited too long for its first token."
             ) from None
+
+
+def client_of(ask: Ask, principal: Principal) -> str:
+    """Who gets the same version again where two share the requests: the user that the request
+    names, else the key in this conversation, by its beginning, which stays while it grows."""
+    if ask.user:
+        return f"user {ask.user}"
+    match ask.prompt:
+        case Conversation(messages):
+            asked = next((at for at, each in enumerate(messages) if each["role"] == "user"), 0)
+            opening = "\0".join(message["content"] for message in messages[: asked + 1])
+        case str(text):
+            opening = text[:OPENING_CHARACTERS]
+        case ids:
+            opening = ",".join(map(str, ids[:OPENING_TOKENS]))
+    return f"key {principal.key_id} {opening}"
 
 
 def _characters(prompt: Prompt) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.db import Database
 from gateway.settings import Adapters
 from tests.adapters.making import config, weights
+from tests.adapters.world import World, made
 from tests.fakes import FakeEngine
 from tests.live import Live, live
 
@@ -78,3 +80,8 @@ def site(running: Live) -> Iterator[Site]:
         running.engine.reset()
         for adapter in client.get("/v1/adapters").json()["data"]:
             client.delete(f"/v1/adapters/{adapter['id']}")
+
+
+@pytest.fixture
+async def world(database: Database, tmp_path: Path) -> World:
+    return await made(database, tmp_path / "store")

@@ -1,78 +1,18 @@
 import asyncio
-from pathlib import Path
 
 import pytest
-from sqlalchemy import select
 
 from gateway.adapters import catalog
 from gateway.adapters.allowance import Allowance
-from gateway.adapters.peft_format import check_folder, version_digest
-from gateway.adapters.store import AdapterStore
 from gateway.adapters.tables import AdapterVersion
-from gateway.db import Database
 from gateway.errors import InvalidRequest, NotFound, RateLimited
-from gateway.tenants import directory
-from tests.adapters.making import INFO, tensors, weights, write_folder
-from tests.fakes import FakeEngine
-
-
-class World:
-    """A database with two tenants, a store, and an engine that remembers."""
-
-    def __init__(self, database: Database, store: AdapterStore, acme: str, other: str) -> None:
-        self.database, self.store, self.engine = database, store, FakeEngine()
-        self.acme, self.other = acme, other
-
-    def stored(self, seed: int) -> AdapterVersion:
-        """A version in the store, not yet in the database."""
-        draft = self.store.begin()
-        write_folder(draft, file=weights(tensors(seed=seed)))
-        manifest = check_folder(draft, INFO)
-        digest = version_digest(manifest)
-        self.store.put(draft, digest, manifest)
-        self.store.discard(draft)
-        return AdapterVersion(
-            digest=digest,
-            size_bytes=manifest.size_bytes,
-            rank_max=manifest.rank_max,
-            targets=manifest.targets,
-            base_digest=INFO.digest,
-            base_model=INFO.name,
-        )
-
-    async def place(
-        self, tenant: str, name: str, seed: int = 0, adapters_max: int = 100
-    ) -> catalog.Placed:
-        version = await asyncio.to_thread(self.stored, seed)
-        async with self.database.session() as session:
-            return await catalog.place(session, tenant, name, version, Allowance(adapters_max))
-
-    async def collect(self, digest: str) -> None:
-        await catalog.collect(self.database, self.store, self.engine, digest)
-
-    async def remove(self, tenant: str, name: str) -> str:
-        async with self.database.session() as session:
-            return (await catalog.remove(session, tenant, name)).version_digest
-
-    async def digests(self) -> set[str]:
-        async with self.database.session() as session:
-            return set(await session.scalars(select(AdapterVersion.digest)))
-
-
-@pytest.fixture
-async def world(database: Database, tmp_path: Path) -> World:
-    store = AdapterStore(tmp_path / "store")
-    store.open()
-    async with database.session() as session:
-        acme = await directory.create_tenant(session, "acme")
-        other = await directory.create_tenant(session, "other")
-    return World(database, store, acme.id, other.id)
+from tests.adapters.world import World
 
 
 async def test_a_placed_adapter_is_found_by_name_and_by_id(world: World) -> None:
     placed = await world.place(world.acme, "pirate")
     assert placed.changed
-    assert placed.replaced is None
+    assert placed.number == 1
     async with world.database.session() as session:
         for name in ("pirate", placed.adapter.id):
             found = await catalog.find(session, world.acme, name)
@@ -124,7 +64,8 @@ async def test_a_name_moves_to_other_content(world: World) -> None:
     first = await world.place(world.acme, "pirate", seed=0)
     second = await world.place(world.acme, "pirate", seed=1)
     assert second.changed
-    assert second.replaced == first.adapter.version_digest
+    assert (first.number, second.number) == (1, 2)
+    assert second.retired == ()
     assert second.adapter.id == first.adapter.id
     assert second.adapter.version_digest != first.adapter.version_digest
 

@@ -6,7 +6,7 @@ from click.testing import CliRunner, Result
 
 from gateway.adapters.commands import adapters_group
 from tests.adapters.conftest import Site
-from tests.adapters.making import config, write_folder
+from tests.adapters.making import config, tensors, weights, write_folder
 
 
 def run(site: Site, *arguments: str) -> Result:
@@ -88,3 +88,39 @@ def test_a_url_that_is_none_is_one_line() -> None:
     result = CliRunner().invoke(adapters_group, ["--url", "http://[", "--key", "x", "list"])
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: http://[")
+
+
+def test_versions_and_aliases_are_shown_set_and_deleted(site: Site, tmp_path: Path) -> None:
+    for seed in range(2):
+        site.upload("pirate", file=weights(tensors(seed=seed)))
+    versions = run(site, "versions", "pirate").stdout.splitlines()
+    assert [line.split()[0] for line in versions] == ["version", "v2", "v1"]
+    assert versions[1].endswith("latest")
+    listed = json.loads(run(site, "versions", "pirate", "--json").stdout)
+    assert [version["version"] for version in listed] == [2, 1]
+    put = run(site, "alias", "set", "pirate", "prod", "v1")
+    assert put.exit_code == 0, put.output
+    assert put.stdout.splitlines()[1].startswith(
+        f"prod   pirate@prod  v1 ({listed[1]['digest']}"[:30]
+    )
+    split = run(site, "alias", "set", "pirate", "prod", "v1=90", "v2=10", "--json")
+    shares = [
+        (share["version"], share["percent"]) for share in json.loads(split.stdout)["versions"]
+    ]
+    assert shares == [(1, 90), (2, 10)]
+    aliases = run(site, "alias", "list", "pirate").stdout.splitlines()
+    assert [line.split()[0] for line in aliases] == ["alias", "latest", "prod"]
+    assert "90 %, v2" in aliases[2]
+    assert json.loads(run(site, "alias", "list", "pirate", "--json").stdout)[1]["alias"] == "prod"
+    refused = run(site, "delete-version", "pirate", "v1")
+    assert refused.exit_code == 1
+    assert "`prod`" in refused.stderr
+    assert run(site, "alias", "delete", "pirate", "prod").exit_code == 0
+    assert run(site, "delete-version", "pirate", "v1").stdout == "Deleted version 1 of pirate.\n"
+
+
+def test_a_split_that_is_none_is_refused_here(site: Site) -> None:
+    for versions in (["v1", "v2"], ["v1=x", "v2=1"], ["v1=50", "v1=50"]):
+        refused = run(site, "alias", "set", "pirate", "prod", *versions)
+        assert refused.exit_code == 2
+        assert "v1=90 v2=10" in refused.stderr

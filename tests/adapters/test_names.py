@@ -1,6 +1,6 @@
-from gateway.adapters.names import BELIEVED_S, NAMES_MAX, Names, Version
+from gateway.adapters.names import BELIEVED_S, NAMES_MAX, Meaning, Names, Version
 
-ONE = Version("one", "1" * 64, "0" * 64, "base")
+ONE = Meaning(Version("one", "1" * 64, "0" * 64, "base"))
 
 
 class Clock:

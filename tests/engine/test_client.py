@@ -14,6 +14,8 @@ from gateway.engine.messages import (
     Event,
     Failed,
     Finished,
+    GetPlaces,
+    Places,
     Ready,
     Sampling,
     Submit,
@@ -73,6 +75,24 @@ class ByHand(EngineClient):
 
 def submit(name: str = "a") -> Submit:
     return Submit(name, PROMPT, 50, GREEDY)
+
+
+async def test_a_query_gets_the_answer_to_it_among_others() -> None:
+    engine = ByHand()
+    asked = [asyncio.create_task(engine.places([digest])) for digest in "ab"]
+    await asyncio.sleep(0)
+    first, second = engine.sent
+    assert isinstance(first, GetPlaces)
+    assert isinstance(second, GetPlaces)
+    engine.say(Places(second.query_id, {"b": "pool"}), Places(first.query_id, {"a": "host"}))
+    assert await asyncio.gather(*asked) == [{"a": "host"}, {"b": "pool"}]
+    waiting = asyncio.create_task(engine.places(["a"]))
+    await asyncio.sleep(0)
+    engine.lose()
+    with pytest.raises(EngineFailure):
+        await waiting
+    with pytest.raises(EngineFailure):
+        await engine.places(["a"])
 
 
 async def test_f8_a_stream_that_is_left_is_counted_until_the_engine_says_that_it_stopped() -> None:

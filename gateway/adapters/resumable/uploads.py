@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from gateway.adapters import catalog
+from gateway.adapters import catalog, versions
 from gateway.adapters.allowance import Allowance
 from gateway.adapters.parts import Received
 from gateway.adapters.resumable import rows
@@ -160,9 +160,10 @@ class Uploads:
         """For a client that has lost the answer."""
         async with self._database.session() as session:
             adapter = await catalog.find(session, tenant_id, name)
-        if adapter is None or adapter.version_digest != digest:
-            raise Conflict("This upload is completed, and its adapter was changed since.")
-        return Uploaded(catalog.Placed(adapter, changed=False, replaced=None), [])
+            number = adapter and await versions.number_of(session, adapter.id, digest)
+        if not adapter or not number:
+            raise Conflict("This upload is completed, and its version was deleted since.")
+        return Uploaded(catalog.Placed(adapter, number, changed=False), [])
 
     async def cancel(self, tenant_id: str, upload_id: str) -> Progress:
         with self._alone(upload_id):

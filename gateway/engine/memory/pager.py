@@ -19,7 +19,7 @@ from gateway.engine.memory.pages import Owner, PagePool
 from gateway.engine.memory.reader import AdapterReader
 from gateway.engine.memory.reclaim import ReclaimOrder
 from gateway.engine.memory.rows import RowLayout
-from gateway.engine.messages import AdapterRef
+from gateway.engine.messages import AdapterRef, Place
 
 log = logging.getLogger(__name__)
 
@@ -280,6 +280,12 @@ class AdapterPager:
         """Pages of pinned adapters in the pool, `but` that one's."""
         pinned = (self._resident.get(digest) for digest in self._pinned if digest != but)
         return sum(len(resident.pages) for resident in pinned if resident)
+
+    def place(self, digest: str) -> Place:
+        """The nearest place in which the version is."""
+        if digest in self._resident:
+            return "pool"
+        return "host" if digest in self._host else "store"
 
     @property
     def resident_count(self) -> int:

@@ -39,6 +39,7 @@ class UsageEntry(Base):
     __table_args__ = (
         Index(None, "tenant_id", "started_at"),
         Index(None, "key_id", "started_at"),
+        Index(None, "tenant_id", "adapter_digest", "started_at"),
     )
 
     request_id: Mapped[str] = mapped_column(String(64), primary_key=True)

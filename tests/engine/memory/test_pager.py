@@ -119,6 +119,23 @@ def test_a_leased_adapter_lies_in_the_pool(make_pager: MakePager):
     assert pager.pool.owned("adapter") == PAGES_EACH
 
 
+def test_l7_a_version_is_told_to_be_in_the_nearest_place_that_has_it(make_pager: MakePager):
+    pager = make_pager()
+    assert pager.place("7") == "store"
+    pager.want(ref(7))
+    pager.settle(ref(7))
+    assert pager.place("7") == "host"
+    pager.lease("7")
+    pager.unwant("7")
+    assert pager.place("7") == "pool"
+    pager.release("7")
+    assert pager.place("7") == "pool"
+    pager.evict("7")
+    assert pager.place("7") == "host"
+    pager.unload("7")
+    assert pager.place("7") == "store"
+
+
 def test_one_read_serves_all_who_wait(make_pager: MakePager, store: Store):
     pager = make_pager()
     store.open.clear()
