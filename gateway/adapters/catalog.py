@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from msgspec import Struct
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from gateway.adapters import versions
 from gateway.adapters.allowance import Allowance
@@ -139,6 +140,21 @@ async def place(
     return Placed(adapter, number, changed, retired)
 
 
+@asynccontextmanager
+async def changing(
+    database: Database, store: AdapterStore, tenant_id: str
+) -> AsyncIterator[AsyncSession]:
+    """A transaction that changes what the tenant's names mean."""
+    changed = False
+    try:
+        async with database.writing() as session:
+            yield session
+            changed = True
+    finally:
+        if changed:  # even if the commit failed: that may be known to the server alone
+            store.names.changed(tenant_id)
+
+
 class Removed(Struct, frozen=True):
     adapter_id: str
     version_digests: tuple[str, ...]
@@ -192,7 +208,7 @@ async def collect(database: Database, store: AdapterStore, engine: Engine, diges
         return
     async with database.session() as session:
         await lock_version(session, digest)
-        if await _is_used(session, digest):
+        if await session.scalar(select(is_used(digest))):
             return
         await session.execute(delete(AdapterVersion).where(AdapterVersion.digest == digest))
         await asyncio.to_thread(store.remove, digest)
@@ -200,10 +216,11 @@ async def collect(database: Database, store: AdapterStore, engine: Engine, diges
         await engine.unload(digest)
 
 
-async def _is_used(session: AsyncSession, digest: str) -> bool:
+def is_used(digest: str | InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Whether an adapter has the version."""
     named = exists().where(NamedVersion.version_digest == digest)
     latest = exists().where(Adapter.version_digest == digest)
-    return bool(await session.scalar(select(or_(named, latest))))
+    return or_(named, latest)
 
 
 @asynccontextmanager

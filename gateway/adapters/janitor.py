@@ -8,13 +8,14 @@ the store is younger than `LEFT_S`.
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
-from sqlalchemy import exists, select
+from sqlalchemy import select
 
-from gateway.adapters.catalog import collect
+from gateway.adapters.catalog import collect, is_used
 from gateway.adapters.store import AdapterStore
-from gateway.adapters.tables import Adapter, AdapterVersion, NamedVersion
+from gateway.adapters.tables import AdapterVersion
+from gateway.background import in_background
 from gateway.db import Database
 from gateway.engine.client import Engine
 from gateway.errors import ApiError
@@ -43,10 +44,9 @@ class Janitor:
 
     async def _unnamed(self) -> list[str]:
         """Rows that are no adapter's; row and name are always committed together."""
-        named = exists().where(NamedVersion.version_digest == AdapterVersion.digest)
-        latest = exists().where(Adapter.version_digest == AdapterVersion.digest)
+        unused = select(AdapterVersion.digest).where(~is_used(AdapterVersion.digest))
         async with self._database.session() as session:
-            return list(await session.scalars(select(AdapterVersion.digest).where(~named, ~latest)))
+            return list(await session.scalars(unused))
 
     async def _unknown(self) -> list[str]:
         """Folders without a row."""
@@ -66,13 +66,8 @@ class Janitor:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Sweep at once, and now and then."""
-        task = asyncio.create_task(self._sweep_forever())
-        try:
+        async with in_background(self._sweep_forever()):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     async def _sweep_forever(self) -> None:
         while True:

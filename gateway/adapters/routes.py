@@ -205,16 +205,10 @@ async def delete_adapter(
     engine: Injected[Engine],
 ) -> DeletedAdapter:
     principal.require("adapters:write")
-    removed: catalog.Removed | None = None
-    try:
-        async with database.writing() as session:
-            removed = await catalog.remove(
-                session, principal.tenant_id, name_or_id, principal.allowed_adapters
-            )
-    finally:
-        if removed is not None:  # even if the commit failed: that may be known to the server alone
-            store.names.changed(principal.tenant_id)
-    assert removed is not None, "a session passes on what was raised in it"
+    async with catalog.changing(database, store, principal.tenant_id) as session:
+        removed = await catalog.remove(
+            session, principal.tenant_id, name_or_id, principal.allowed_adapters
+        )
     for digest in removed.version_digests:
         await catalog.collect(database, store, engine, digest)
     return DeletedAdapter(removed.adapter_id)

@@ -166,17 +166,11 @@ async def _change(
     principal: Principal, database: Database, store: AdapterStore, name_or_id: str
 ) -> AsyncIterator[tuple[AsyncSession, Adapter]]:
     """One transaction on one of the caller's adapters. Raises NotFound."""
-    changing = False
-    try:
-        async with database.writing() as session:
-            adapter = await catalog.hold(
-                session, principal.tenant_id, name_or_id, principal.allowed_adapters
-            )
-            yield session, adapter
-            changing = True
-    finally:
-        if changing:  # even if the commit failed: that may be known to the server alone
-            store.names.changed(principal.tenant_id)
+    async with catalog.changing(database, store, principal.tenant_id) as session:
+        adapter = await catalog.hold(
+            session, principal.tenant_id, name_or_id, principal.allowed_adapters
+        )
+        yield session, adapter
 
 
 handlers = [list_versions, delete_version, list_aliases, put_alias, delete_alias]

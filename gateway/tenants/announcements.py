@@ -20,6 +20,8 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
+from gateway.background import in_background
+
 log = logging.getLogger(__name__)
 
 CHANNEL = "loragate:changed"
@@ -103,13 +105,8 @@ class Announcer:
         if self._redis is None:
             yield
             return
-        task = asyncio.create_task(self._listen_forever(self._redis))
-        try:
+        async with in_background(self._listen_forever(self._redis)):
             yield
-        finally:
-            while not task.done():  # a cancellation can get lost in a timeout of redis-py's
-                task.cancel()
-                await asyncio.wait([task], timeout=PING_S)
 
     async def _listen_forever(self, redis: Redis) -> None:
         away = False

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime
 
 from sqlalchemy import bindparam, update
 
+from gateway.background import in_background
 from gateway.db import Database, now
 from gateway.errors import DatabaseUnavailable
 from gateway.tenants.tables import ApiKey
@@ -59,13 +60,10 @@ class LastUsed:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Flush now and then, and at the end."""
-        task = asyncio.create_task(self._flush_forever())
         try:
-            yield
+            async with in_background(self._flush_forever()):
+                yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
             await self._flush_if_possible()
 
     async def _flush_forever(self) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from gateway.adapters import catalog, versions
@@ -23,6 +23,7 @@ from gateway.adapters.resumable.rows import NewUpload, Progress
 from gateway.adapters.resumable.spool import Part, Spool
 from gateway.adapters.store import store_folder
 from gateway.adapters.upload import STORAGE_RETRY_S, Upload, Uploaded
+from gateway.background import in_background
 from gateway.db import Database
 from gateway.errors import (
     ApiError,
@@ -173,13 +174,8 @@ class Uploads:
     async def running(self) -> AsyncIterator[None]:
         """Clear away now and then what has expired."""
         await asyncio.to_thread(self._spool.open)
-        task = asyncio.create_task(self._clear_forever())
-        try:
+        async with in_background(self._clear_forever()):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     async def clear(self) -> None:
         """Remove expired uploads, and folders that no upload needs."""

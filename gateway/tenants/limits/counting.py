@@ -10,10 +10,11 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
+from gateway.background import in_background
 from gateway.db import now as utc_now
 from gateway.errors import ApiError, InsufficientQuota, LimiterUnavailable, RateLimited
 from gateway.tenants.keys import Principal
@@ -78,13 +79,10 @@ class CountingLimiter:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Renews the leases of requests that run."""
-        task = asyncio.create_task(self._beat_forever())
         try:
-            yield
+            async with in_background(self._beat_forever()):
+                yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
             while self._tasks:
                 await asyncio.wait(self._tasks)
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 from msgspec import Struct
 from redis.exceptions import RedisError
 
+from gateway.background import in_background
 from gateway.errors import LimiterUnavailable
 from gateway.settings import Limits as LimitSettings
 from gateway.tenants.limits.bounds import Pot
@@ -28,7 +29,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 PROBE_S = 0.5
-CANCEL_S = 0.1
 
 
 class Away(Struct):
@@ -104,13 +104,10 @@ class DegradingCounters:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Look for Redis when it is away; at the start, too."""
-        task = asyncio.create_task(self._watch())
         try:
-            yield
+            async with in_background(self._watch()):
+                yield
         finally:
-            while not task.done():  # asyncio.wait_for, which redis uses, may swallow one cancel
-                task.cancel()
-                await asyncio.wait((task,), timeout=CANCEL_S)
             await self._shared.close()
 
     async def _ask(self, ask: Callable[[Counters], Awaitable[T]]) -> T:

@@ -9,7 +9,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from gateway.background import in_background
 from gateway.db import Database, new_id, now
 from gateway.errors import DatabaseUnavailable
 from gateway.tenants.tables import Tenant
@@ -166,14 +167,10 @@ class Alerts:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._forever(act)) for act in (self.check, self.deliver)]
         try:
-            yield
+            async with in_background(self._forever(self.check), self._forever(self.deliver)):
+                yield
         finally:
-            for task in tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
             await self._webhooks.close()
 
     async def _forever(self, act: Any) -> None:

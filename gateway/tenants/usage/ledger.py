@@ -10,13 +10,14 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import msgspec
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from gateway.background import in_background
 from gateway.db import Database, now
 from gateway.engine.client import EndReason
 from gateway.errors import DatabaseUnavailable
@@ -233,17 +234,10 @@ class Ledger:
         left = await self._on_disk(Journal.left_behind, self._folder)
         self._journals = [await self._on_disk(Journal.create, self._folder), *left]
         self._news.set()
-        tasks = [
-            asyncio.create_task(self._save_forever()),
-            asyncio.create_task(self._write_forever()),
-        ]
         try:
-            yield
+            async with in_background(self._save_forever(), self._write_forever()):
+                yield
         finally:
-            for task in tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
             await self._save_and_close()
 
     async def _save_and_close(self) -> None:

@@ -11,13 +11,14 @@ An adapter is priced by its name, however the request calls it. Where there is n
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from gateway.background import in_background
 from gateway.db import Database, now
 from gateway.errors import DatabaseUnavailable, InvalidRequest
 from gateway.tenants import directory
@@ -158,13 +159,8 @@ class PriceBook:
         """Read once before anything is served, and again now and then. Raises
         DatabaseUnavailable."""
         await self.refresh()
-        task = asyncio.create_task(self._refresh_forever())
-        try:
+        async with in_background(self._refresh_forever()):
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
 
     async def _refresh_forever(self) -> None:
         while True:
