@@ -71,57 +71,28 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
     The body must have been read: the next message from `receive` can only be the disconnect.
     Litestar by itself lets a handler go on when nobody waits for it any more. The work is done in
-    the caller's own task, and without a task that watches.
+    the caller's own task.
     """
     working = asyncio.current_task()
     assert working is not None
     cancelling = working.cancelling()
-    watch = _Watch(_messages(receive), working)
+    client_gone = False
+
+    async def watch() -> None:
+        nonlocal client_gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        client_gone = True
+        working.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
         return await work
     except asyncio.CancelledError:
-        if watch.client_gone and working.uncancel() <= cancelling:
+        if client_gone and working.uncancel() <= cancelling:
             raise ClientGone from None
         raise
     finally:
-        watch.end()
-
-
-async def _messages(receive: Receive) -> None:
-    """Ends when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-class _Watch:
-    """Lets a coroutine run while `working` works, and cancels that when it ends.
-
-    Does what a task does with what its coroutine awaits, and no more: to make, register, cancel and
-    await one of asyncio's tasks for each request cost as much as its authentication.
-    """
-
-    def __init__(self, watched: Coroutine[Any, Any, None], working: asyncio.Task[Any]) -> None:
-        self.client_gone = False
-        self._watched = watched
-        self._working = working
-        self._ended = False
-        asyncio.get_running_loop().call_soon(self._step)
-
-    def end(self) -> None:
-        self._ended = True
-        self._watched.close()
-
-    def _step(self, _: object = None) -> None:
-        if self._ended:
-            return
-        try:
-            awaited = self._watched.send(None)
-        except StopIteration:
-            self.client_gone = self._ended = True
-            self._working.cancel()
-            return
-        if awaited is None:  # as asyncio.sleep(0) does: only a turn of the loop
-            asyncio.get_running_loop().call_soon(self._step)
-        else:
-            awaited._asyncio_future_blocking = False  # what tells asyncio that somebody awaits it
-            awaited.add_done_callback(self._step)
+        if not watching.done():
+            watching.cancel()
+            await asyncio.wait((watching,))
