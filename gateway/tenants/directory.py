@@ -1,7 +1,6 @@
 """The tenants: create, list, find, change, and end."""
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,13 +9,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from gateway.errors import Conflict, InvalidRequest, NotFound
-from gateway.tenants.names import checked_name
+from gateway.tenants.names import SLUG, checked_name
 from gateway.tenants.plans import check_plan
 from gateway.tenants.tables import Tenant
 
 Status = Literal["active", "suspended", "deleted"]
 
-SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 WEIGHT_MIN, WEIGHT_MAX = 0.01, 1000.0
 
 

@@ -1,8 +1,12 @@
 """Names, which end up in tables, logs and the audit trail."""
 
+import re
+
 from gateway.errors import InvalidRequest
 from gateway.telemetry import redact
 
+SLUG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""Of tenants and plans: 1 to 63 lower-case letters, digits and inner hyphens."""
 CHARACTERS_MAX = 200
 MODEL_CHARACTERS_MAX = 255
 

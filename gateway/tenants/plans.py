@@ -3,7 +3,6 @@
 A plan is its row of limits; there is nothing else to it.
 """
 
-import re
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -13,9 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.tenants.limits.rows import as_limits, plan_owner
 from gateway.tenants.limits.rules import Limits
+from gateway.tenants.names import SLUG
 from gateway.tenants.tables import LimitRow, Tenant
-
-NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
 class Plan(Struct, frozen=True):
@@ -32,7 +30,7 @@ async def list_plans(session: AsyncSession) -> Sequence[Plan]:
 
 async def find_plan(session: AsyncSession, name: str) -> Plan:
     """Raises NotFound."""
-    row = await session.get(LimitRow, plan_owner(name)) if NAME.fullmatch(name) else None
+    row = await session.get(LimitRow, plan_owner(name)) if SLUG.fullmatch(name) else None
     if row is None:
         raise NotFound(f"There is no plan {name[:100]!r}. See `loragate plans list`.")
     return _plan(row)
@@ -51,7 +49,7 @@ async def delete_plan(session: AsyncSession, name: str) -> Plan:
 
 def check_plan_name(name: str) -> None:
     """Raises InvalidRequest."""
-    if not NAME.fullmatch(name):
+    if not SLUG.fullmatch(name):
         raise InvalidRequest(
             "A plan's name is 1 to 63 lower-case letters, digits and inner hyphens, like `pro`.",
             param="plan",

@@ -66,17 +66,21 @@ local function count(window, n)
   redis.call('PEXPIRE', window, WINDOW_TTL)
 end
 
+local function release(counter, holds, id)
+  local nanos = redis.call('HGET', counter, id)
+  if nanos then
+    redis.call('HINCRBY', counter, 'held', text(-nanos))
+    redis.call('HDEL', counter, id)
+  end
+  redis.call('ZREM', holds, id)
+end
+
 -- spent and held of a budget, without the holds that lapsed; nil where nothing is known
 local function budget(counter, holds)
   local spent = redis.call('HGET', counter, 'spent')
   if not spent then return nil, 0 end
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', holds, '-inf', now)) do
-    local nanos = redis.call('HGET', counter, id)
-    if nanos then
-      redis.call('HINCRBY', counter, 'held', text(-nanos))
-      redis.call('HDEL', counter, id)
-    end
-    redis.call('ZREM', holds, id)
+    release(counter, holds, id)
   end
   return tonumber(spent), tonumber(redis.call('HGET', counter, 'held') or 0)
 end
@@ -262,12 +266,7 @@ local admitted, total, grants = read(KEYS[1])
 for i = 1, leases do redis.call('ZREM', KEYS[1 + windows + i], id) end
 for i = 1, budgets do
   local counter, holds = KEYS[2 * i + windows + leases], KEYS[2 * i + 1 + windows + leases]
-  local nanos = redis.call('HGET', counter, id)
-  if nanos then
-    redis.call('HINCRBY', counter, 'held', text(-nanos))
-    redis.call('HDEL', counter, id)
-  end
-  redis.call('ZREM', holds, id)
+  release(counter, holds, id)
   if admitted and redis.call('HEXISTS', counter, 'spent') == 1 then
     redis.call('HINCRBY', counter, 'spent', text(ARGV[8]))
   end

@@ -52,6 +52,12 @@ class Gateway:
         name = f"chatcmpl-{id(self)}-{self._made}"
         return await self.limiter.reserve(Demand(name, who, prompt, output, price))
 
+    async def spend(self, who: Principal, tokens: int) -> None:
+        """By a request whose answer stays empty, charged to the ledger too."""
+        reservation = await self.reserve(who, tokens, 1, PRICE)
+        await reservation.settle(Used(tokens, 0))
+        self.spent += tokens * 1000
+
     async def passes(self, who: Principal, tries: int) -> int:
         """How many of so many requests are let in. Raises what isn't a refusal."""
         tried = [self.reserve(who) for _ in range(tries)]
@@ -188,21 +194,15 @@ async def test_an_answer_that_cannot_be_counted_ends_in_an_error(own_redis: OwnR
 async def test_budgets_hold_without_redis_and_after_it(own_redis: OwnRedis):
     who = principal(budgets=(budget(20_000),))
     async with gateway(own_redis.url, LOCAL) as one:
-
-        async def spend(tokens: int) -> None:
-            reservation = await one.reserve(who, tokens, 1, PRICE)
-            await reservation.settle(Used(tokens, 0))
-            one.spent += tokens * 1000
-
-        await spend(4)
+        await one.spend(who, 4)
         with own_redis.stopped():
-            await spend(7)  # of 16 left, half
+            await one.spend(who, 7)  # of 16 left, half
             with pytest.raises(InsufficientQuota):
-                await spend(3)
+                await one.spend(who, 3)
         await one.recovered()
-        await spend(8)
+        await one.spend(who, 8)
         with pytest.raises(InsufficientQuota):
-            await spend(2)
+            await one.spend(who, 2)
 
 
 async def test_redis_learns_what_was_spent_without_it_and_the_other_way_round(
@@ -213,24 +213,18 @@ async def test_redis_learns_what_was_spent_without_it_and_the_other_way_round(
         proxy(own_redis.port) as between,  # cut off, Redis keeps what it knows
         gateway(f"redis://127.0.0.1:{between.port}/0", LOCAL) as one,
     ):
-
-        async def spend(tokens: int) -> None:
-            reservation = await one.reserve(who, tokens, 1, PRICE)
-            await reservation.settle(Used(tokens, 0))
-            one.spent += tokens * 1000
-
-        await spend(4)
+        await one.spend(who, 4)
         between.silent = True
-        await spend(17)  # of 36 left, half
+        await one.spend(who, 17)  # of 36 left, half
         between.silent = False
         await one.recovered()
         with pytest.raises(InsufficientQuota):
-            await spend(19)  # 19 are left, and the answer needs one
-        await spend(11)
+            await one.spend(who, 19)  # 19 are left, and the answer needs one
+        await one.spend(who, 11)
         between.silent = True
         with pytest.raises(InsufficientQuota):
-            await spend(4)  # of 8 left, half
-        await spend(3)
+            await one.spend(who, 4)  # of 8 left, half
+        await one.spend(who, 3)
 
 
 async def test_a_ledger_that_is_away_when_redis_is_back_is_asked_again(
@@ -241,25 +235,19 @@ async def test_a_ledger_that_is_away_when_redis_is_back_is_asked_again(
         proxy(own_redis.port) as between,  # cut off, Redis keeps what it knows
         gateway(f"redis://127.0.0.1:{between.port}/0", LOCAL) as one,
     ):
-
-        async def spend(tokens: int) -> None:
-            reservation = await one.reserve(who, tokens, 1, PRICE)
-            await reservation.settle(Used(tokens, 0))
-            one.spent += tokens * 1000
-
-        await spend(4)
+        await one.spend(who, 4)
         between.silent = True
-        await spend(17)  # of 36 left, half
+        await one.spend(who, 17)  # of 36 left, half
         between.silent = False
         await one.recovered()
         one.failure = DatabaseUnavailable("away")
         for _ in range(2):
             with pytest.raises(DatabaseUnavailable):
-                await spend(19)
+                await one.spend(who, 19)
         one.failure = None
         with pytest.raises(InsufficientQuota):
-            await spend(19)  # 19 are left, and the answer needs one
-        await spend(11)
+            await one.spend(who, 19)  # 19 are left, and the answer needs one
+        await one.spend(who, 11)
 
 
 async def test_a_slow_redis_is_waited_for(own_redis: OwnRedis):
