@@ -11,8 +11,9 @@ from litestar.types import ASGIApp
 from gateway.connection import read_body, unless_gone
 from gateway.errors import InvalidRequest
 from gateway.inference import parameters
+from gateway.inference.ask import Ask
 from gateway.inference.decoding import decode
-from gateway.inference.generation import Answer, Ask, Ending, Walk, begin
+from gateway.inference.generation import Answer, Ending, Walk, begin
 from gateway.inference.openapi import CompletionOperation
 from gateway.inference.stream import EventStream, Frames
 from gateway.inference.whole import JsonAnswer

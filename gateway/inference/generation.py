@@ -8,9 +8,9 @@ Every endpoint that generates walks it; limits, policies and accounting join it 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from litestar import Request
 from msgspec import Struct
@@ -19,8 +19,8 @@ from gateway.adapters import catalog
 from gateway.adapters.store import AdapterStore
 from gateway.db import Database
 from gateway.engine.client import Engine, EngineFailure, TokenStream
-from gateway.engine.messages import AdapterRef, Finished, ModelInfo, Sampling, Submit, Tokens
-from gateway.engine.tokenizer import ChatTemplateError, TextStream, Tokenizer
+from gateway.engine.messages import AdapterRef, Finished, ModelInfo, Submit, Tokens
+from gateway.engine.tokenizer import TextStream, Tokenizer
 from gateway.errors import (
     ApiError,
     EngineUnavailable,
@@ -29,60 +29,22 @@ from gateway.errors import (
     ModelNotFound,
     Overloaded,
 )
+from gateway.inference import fitting
+from gateway.inference.ask import Ask, client_of
 from gateway.inference.stops import StopStrings
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.inference.wire import FinishReason, Usage
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
 from gateway.tenants.limits.admission import Admission, admitted
-from gateway.tenants.limits.bounds import request_tokens_max
 from gateway.tenants.limits.limiter import Demand, Limiter
 from gateway.tenants.usage.ledger import Record
 from gateway.tenants.usage.meter import Meter
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
-
-INLINE_CHARS = 8192
-"""A text shorter than this is tokenized at once, in about a millisecond; a longer one in a
-thread."""
-
 
 VERSION_HEADER = "x-loragate-adapter-digest"
 """Which version has answered."""
-
-OPENING_CHARACTERS = 256
-"""Of a text: its beginning, by which it is known again when it has grown."""
-OPENING_TOKENS = 64
-
-
-class Conversation(Struct, frozen=True):
-    messages: list[dict[str, str]]
-    """Each with `role` and `content`."""
-
-
-Prompt = str | list[int] | Conversation
-"""A text, its tokens, or a conversation."""
-
-
-class Ask(Struct, frozen=True):
-    """A request that was checked as far as it can be without knowing the model."""
-
-    model: str
-    prompt: Prompt
-    prompt_param: str
-    """What the client calls the prompt: `messages` or `prompt`."""
-    sampling: Sampling
-    stop: tuple[str, ...]
-    ignore_eos: bool
-    """Whether the model's end-of-sequence tokens are tokens like any other."""
-    max_tokens: int | None
-    max_tokens_default: int | None
-    """Where the client leaves it open; None: as many as the context has left."""
-    id_prefix: str
-    user: str | None = None
-    """Whom it is for, as the client calls them."""
 
 
 class Ending(Struct, frozen=True):
@@ -131,16 +93,16 @@ class Walk:
             if adapter is not None:
                 self.headers[VERSION_HEADER] = adapter.digest
             tokenizer = await self._tokenizers.get()
-            _check_length(tokenizer, ask, info)
-            prompt = await _tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
-            room = _room(len(prompt), ask, info)
+            fitting.check_length(tokenizer, ask, info)
+            prompt = await fitting.tokens(tokenizer, self._tokenizers.long_encodes, ask, info)
+            room = fitting.room(len(prompt), ask, info)
             submit = Submit(
                 request_id=f"{ask.id_prefix}{secrets.token_hex(16)}",
                 prompt=prompt,
-                max_tokens=_within_limit(room, len(prompt), ask, self._principal),
+                max_tokens=fitting.within_limit(room, len(prompt), ask, self._principal),
                 sampling=ask.sampling,
                 adapter=adapter,
-                stop_token_ids=_stop_token_ids(tokenizer, ask, info),
+                stop_token_ids=fitting.stop_token_ids(tokenizer, ask, info),
                 fairness_key=self._principal.tenant_id,
                 fairness_weight=self._principal.weight,
                 cache_namespace=self._principal.tenant_id,
@@ -282,141 +244,6 @@ class Answer:
             raise Overloaded(
                 "The engine is too busy: the request waited too long for its first token."
             ) from None
-
-
-def client_of(ask: Ask, principal: Principal) -> str:
-    """Who gets the same version again where two share the requests: the user that the request
-    names, else the key in this conversation, by its beginning, which stays while it grows."""
-    if ask.user:
-        return f"user {ask.user}"
-    match ask.prompt:
-        case Conversation(messages):
-            asked = next((at for at, each in enumerate(messages) if each["role"] == "user"), 0)
-            opening = "\0".join(message["content"] for message in messages[: asked + 1])
-        case str(text):
-            opening = text[:OPENING_CHARACTERS]
-        case ids:
-            opening = ",".join(map(str, ids[:OPENING_TOKENS]))
-    return f"key {principal.key_id} {opening}"
-
-
-def _characters(prompt: Prompt) -> int:
-    """Of its texts; a list of tokens has none."""
-    match prompt:
-        case Conversation(messages):
-            return sum(len(message["content"]) for message in messages)
-        case str(text):
-            return len(text)
-        case _:
-            return 0
-
-
-def _check_length(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> None:
-    """Refuse a text that no tokens could fit into the context, before seconds go into finding out.
-
-    A token stands for at most `token_bytes_max` bytes, and a character has at least one byte.
-    """
-    characters = _characters(ask.prompt)
-    characters_max = info.context_tokens * tokenizer.token_bytes_max
-    if characters > characters_max:
-        raise InvalidRequest(
-            f"This model's maximum context length is {info.context_tokens} tokens, which hold at "
-            f"most {characters_max} characters. However, your {ask.prompt_param} has "
-            f"{characters} characters. Make it shorter.",
-            param=ask.prompt_param,
-            code="context_length_exceeded",
-        )
-
-
-async def _tokens(
-    tokenizer: Tokenizer, long_encodes: asyncio.Semaphore, ask: Ask, info: ModelInfo
-) -> list[int]:
-    async def encoded(encode: Callable[[T], list[int]], prompt: T) -> list[int]:
-        if _characters(ask.prompt) < INLINE_CHARS:
-            return encode(prompt)
-        async with long_encodes:
-            return await asyncio.to_thread(encode, prompt)
-
-    try:
-        match ask.prompt:
-            case Conversation(messages):
-                ids = await encoded(tokenizer.encode_chat, messages)
-            case str(text):
-                ids = await encoded(tokenizer.encode, text)
-            case ids:
-                _check_ids(ids, ask.prompt_param, info)
-    except ChatTemplateError as error:
-        raise InvalidRequest(str(error), param=ask.prompt_param) from None
-    if not ids:
-        raise InvalidRequest(
-            f"The {ask.prompt_param} must have at least one token.", param=ask.prompt_param
-        )
-    return ids
-
-
-def _check_ids(ids: list[int], param: str, info: ModelInfo) -> None:
-    for token in ids:
-        if not 0 <= token < info.vocab_size:
-            raise InvalidRequest(
-                f"Invalid '{param}': token ids go from 0 to {info.vocab_size - 1}, one is "
-                f"{str(token)[:40]}.",
-                param=param,
-            )
-
-
-def _room(prompt_tokens: int, ask: Ask, info: ModelInfo) -> int:
-    """How many tokens the answer may have. Raises InvalidRequest if the context is too short."""
-    context = info.context_tokens
-    left = context - prompt_tokens
-    start = f"This model's maximum context length is {context} tokens. However, "
-    if left < 1:
-        raise InvalidRequest(
-            f"{start}your {ask.prompt_param} resulted in {prompt_tokens} tokens. Make it shorter.",
-            param=ask.prompt_param,
-            code="context_length_exceeded",
-        )
-    if ask.max_tokens is None:
-        return min(left, ask.max_tokens_default or left)
-    if ask.max_tokens > left:
-        raise InvalidRequest(
-            f"{start}you requested {prompt_tokens + ask.max_tokens} tokens ({prompt_tokens} in the "
-            f"{ask.prompt_param}, {ask.max_tokens} in the completion). Reduce one of them.",
-            param=ask.prompt_param,
-            code="context_length_exceeded",
-        )
-    return ask.max_tokens
-
-
-def _within_limit(room: int, prompt_tokens: int, ask: Ask, principal: Principal) -> int:
-    """`room`, or what the limit on one request leaves where the client asked for no number.
-
-    Raises InvalidRequest.
-    """
-    limit = request_tokens_max(principal)
-    if limit is None or prompt_tokens + room <= limit:
-        return room
-    start = f"This account is limited to {limit} tokens per request. However, "
-    if prompt_tokens >= limit:
-        raise InvalidRequest(
-            f"{start}your {ask.prompt_param} resulted in {prompt_tokens} tokens, and the answer "
-            "needs one at least. Make it shorter.",
-            param=ask.prompt_param,
-            code="request_tokens_exceeded",
-        )
-    if ask.max_tokens is not None:
-        raise InvalidRequest(
-            f"{start}you requested {prompt_tokens + ask.max_tokens} tokens ({prompt_tokens} in the "
-            f"{ask.prompt_param}, {ask.max_tokens} in the completion). Reduce one of them.",
-            param=ask.prompt_param,
-            code="request_tokens_exceeded",
-        )
-    return limit - prompt_tokens
-
-
-def _stop_token_ids(tokenizer: Tokenizer, ask: Ask, info: ModelInfo) -> list[int]:
-    if ask.ignore_eos:
-        return []
-    return sorted({*info.eos_token_ids, *tokenizer.eos_token_ids})
 
 
 def _raise(failure: EngineFailure, ask: Ask) -> NoReturn:

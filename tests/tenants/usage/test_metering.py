@@ -18,7 +18,8 @@ from gateway.db import Database, async_url
 from gateway.engine.client import Engine
 from gateway.engine.messages import EngineSettings, Sampling
 from gateway.engine.process import ProcessEngine
-from gateway.inference.generation import Answer, Ask, Walk
+from gateway.inference.ask import Ask
+from gateway.inference.generation import Answer, Walk
 from gateway.inference.tokenizers import TokenizerSource
 from gateway.settings import Settings
 from gateway.tenants.keys import Principal
